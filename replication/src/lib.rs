@@ -1,0 +1,1 @@
+//! How many copies: the replicated log of catalog commands, and the replicas of objects.

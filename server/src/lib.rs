@@ -1,0 +1,1 @@
+//! The tidepool binary: node, gRPC, admin HTTP, CLI.

@@ -1,0 +1,1 @@
+//! Where the bytes of objects lie on one node: device, DRAM and NVMe.
