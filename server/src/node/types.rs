@@ -1,0 +1,187 @@
+//! What callers of the node say and hear, free of any protocol.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tidepool_metadata::{DataType, LogIndex, ObjectKey, TenantId, VersionId};
+
+/// An object's full name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectName {
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Its key.
+    pub key: ObjectKey,
+}
+
+/// What a put asks for besides its bytes.
+#[derive(Clone, Debug, Default)]
+pub struct PutOptions {
+    /// Acknowledge only when an NVMe copy is durable.
+    pub durable_on_nvme: bool,
+    /// What the object holds.
+    pub data_type: DataType,
+    /// Objects of one group are evicted together.
+    pub group: Option<Arc<str>>,
+    /// Replace an existing object instead of answering `AlreadyExists`.
+    pub upsert: bool,
+    /// Pinned from the start.
+    pub pin: bool,
+}
+
+/// One object of a batch put.
+#[derive(Clone, Debug)]
+pub struct PutItem {
+    /// The object's name.
+    pub name: ObjectName,
+    /// Its bytes.
+    pub value: Bytes,
+    /// CRC-32 of the value as the caller knows it.
+    pub checksum: Option<u32>,
+}
+
+/// How a put ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// The object is visible.
+    Stored,
+    /// The key had a complete object; nothing was written.
+    AlreadyExists,
+}
+
+/// The answer to a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutDone {
+    /// How it ended.
+    pub outcome: PutOutcome,
+    /// Log index of the answer.
+    pub log_index: LogIndex,
+    /// CRC-32 of the stored value; 0 if nothing was stored.
+    pub checksum: u32,
+}
+
+/// A range of an object; the default is all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RangeRequest {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes from there; `None` to the end. Reaching past the end is an error.
+    pub length: Option<u64>,
+}
+
+/// How new an answer must be (protocol: freshness).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Freshness {
+    /// Linearizable: ask the leader.
+    pub fresh: bool,
+    /// At least as new as this log index.
+    pub seen: LogIndex,
+}
+
+/// What precedes an object's bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectDescription {
+    /// Length of the whole object in bytes.
+    pub object_length: u64,
+    /// Length of the range that follows in bytes.
+    pub range_length: u64,
+    /// What the object holds.
+    pub data_type: DataType,
+    /// Its group.
+    pub group: Option<Arc<str>>,
+    /// CRC-32 of the bytes that follow.
+    pub checksum: u32,
+    /// Where it was found: `dram` or `nvme`.
+    pub tier: &'static str,
+    /// Which put.
+    pub version: VersionId,
+}
+
+/// How the removal of one key ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoveOutcome {
+    /// There was no such object.
+    Missing,
+    /// It is gone.
+    Removed,
+    /// It is pinned, and the removal was not forced.
+    Pinned,
+}
+
+/// Which keys a removal by pattern means.
+#[derive(Clone, Debug)]
+pub enum KeyFilter {
+    /// Those that start with these bytes.
+    Prefix(Vec<u8>),
+    /// Those in which this expression matches somewhere.
+    Pattern(regex::bytes::Regex),
+    /// All of the tenant.
+    All,
+}
+
+/// One step of a removal by pattern.
+#[derive(Clone, Debug, Default)]
+pub struct MatchPage {
+    /// Keys looked at.
+    pub examined: u64,
+    /// Objects removed.
+    pub removed: u64,
+    /// Objects left because they are pinned.
+    pub pinned: u64,
+    /// Where the next step starts (exclusive); `None` at the end.
+    pub next: Option<ObjectKey>,
+    /// Log index of the last removal.
+    pub log_index: LogIndex,
+}
+
+/// One page of a listing, in key order.
+#[derive(Clone, Debug, Default)]
+pub struct ListPage {
+    /// The objects.
+    pub objects: Vec<ListedObject>,
+    /// Where the next page starts (exclusive); `None` at the end.
+    pub next: Option<ObjectKey>,
+}
+
+/// One object of a listing.
+#[derive(Clone, Debug)]
+pub struct ListedObject {
+    /// Its key.
+    pub key: ObjectKey,
+    /// Its length in bytes.
+    pub length: u64,
+    /// What it holds.
+    pub data_type: DataType,
+    /// Its group.
+    pub group: Option<Arc<str>>,
+    /// How often it is pinned.
+    pub pins: u32,
+    /// How many complete copies it has.
+    pub replicas: u32,
+}
+
+/// What the catalog knows of one object.
+#[derive(Clone, Debug)]
+pub struct ObjectStat {
+    /// As in a listing.
+    pub listed: ListedObject,
+    /// Which put.
+    pub version: VersionId,
+    /// CRC-32 of each slice.
+    pub slice_checksums: Vec<u32>,
+    /// Its copies.
+    pub replicas: Vec<ReplicaStat>,
+    /// The catalog's log index when it was asked.
+    pub log_index: LogIndex,
+    /// How long a lease on it lasts, in milliseconds.
+    pub lease_ms: u32,
+}
+
+/// One copy of an object.
+#[derive(Clone, Debug)]
+pub struct ReplicaStat {
+    /// Which copy.
+    pub replica: tidepool_metadata::ReplicaId,
+    /// State of its node: `up`, `suspect`, `absent`, `draining`.
+    pub node_state: &'static str,
+}
