@@ -3,6 +3,7 @@
 //!
 //! This crate never waits, never asks the time and does no I/O: instants and random numbers are arguments.
 
+pub mod catalog;
 pub mod checksum;
 pub mod error;
 pub mod log;
@@ -14,6 +15,8 @@ pub mod slice;
 pub use checksum::{CHUNK_BYTES, ChunkChecksums};
 pub use error::{ErrorKind, KeyError};
 pub use log::{LogIndex, LogTime, Term};
-pub use node::{Incarnation, NodeId};
-pub use object::{DataType, KeyHash, MAX_KEY_BYTES, MAX_OBJECT_BYTES, ObjectKey, ReplicaId, TenantId, VersionId};
+pub use node::{Incarnation, NodeId, TierKind};
+pub use object::{
+    DataType, Durability, KeyHash, MAX_KEY_BYTES, MAX_OBJECT_BYTES, ObjectKey, ReplicaId, TenantId, VersionId,
+};
 pub use slice::{DEFAULT_SLICE_BYTES, SliceHeader};

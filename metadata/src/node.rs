@@ -15,3 +15,15 @@ impl fmt::Display for NodeId {
 /// Counts the starts of a node; persisted before the node does anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u32);
+
+/// What kind of medium a node lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum TierKind {
+    /// Memory of an accelerator, or the host stand-in for it.
+    Device = 0,
+    /// Main memory.
+    Dram = 1,
+    /// A disk.
+    Nvme = 2,
+}

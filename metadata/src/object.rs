@@ -104,6 +104,17 @@ pub struct ReplicaId {
     pub sequence: u64,
 }
 
+/// What a copy of an object survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Durability {
+    /// The node's process (its memory segments outlive it), not loss of power.
+    #[default]
+    Memory = 0,
+    /// Loss of power; not loss of the disk.
+    Nvme = 1,
+}
+
 /// What an object holds; stored, filterable, and usable in policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]

@@ -1,0 +1,328 @@
+//! What can be asked of the catalog through the log. Each command is a compare-and-set on version and replica
+//! ids, or carries request ids, so that repeats, reorderings and regroupings do no harm.
+//!
+//! A command is one item of work or a batch of them; the answer has one outcome per item, in order.
+//! Encoding: `docs/src/formats/log.md`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::log::{LogIndex, LogTime};
+use crate::node::{Incarnation, NodeId, TierKind};
+use crate::object::{DataType, Durability, ObjectKey, ReplicaId, TenantId, VersionId};
+
+/// Most items of one command.
+pub const MAX_COMMAND_ITEMS: usize = 4096;
+/// Longest encoding of one command, in bytes; with the overhead of its entry it stays near Raft's message size.
+pub const MAX_COMMAND_BYTES: usize = 256 << 10;
+/// Most slices of one object: their checksums (64 KiB) fit a command four times over.
+pub const MAX_SLICES: usize = 16 << 10;
+/// Most copies of one object.
+pub const MAX_REPLICAS: usize = 16;
+/// Longest name of a group, in bytes.
+pub const MAX_GROUP_BYTES: usize = 256;
+/// Longest name of a tenant, and longest address of a node, in bytes.
+pub const MAX_NAME_BYTES: usize = 256;
+/// Most tiers that one node lends.
+pub const MAX_TIERS: usize = 64;
+
+/// One change of the catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// A node starts, or says again that it did.
+    RegisterNode(NodeRegistration),
+    /// The leader's verdict on a node's life, or an operator's wish to drain it. [`super::NodeOutcome`].
+    SetNodeState {
+        /// Which node.
+        node: NodeId,
+        /// Applied only in this life of it.
+        incarnation: Incarnation,
+        /// The new state.
+        state: NodeState,
+    },
+    /// Ends puts: the objects become visible. [`super::CompleteOutcome`].
+    Complete(Vec<CompleteItem>),
+    /// Gives up sealed replicas whose complete had no answer, so that their nodes may free them.
+    /// [`super::AbandonOutcome`].
+    Abandon(Vec<AbandonItem>),
+    /// Further copies of versions that are current. [`super::AddReplicaOutcome`].
+    AddReplicas(Vec<AddReplicaItem>),
+    /// Copies that a returning node found and the catalog does not list. [`super::AddReplicaOutcome`].
+    Adopt(Vec<AdoptItem>),
+    /// The committed end of a returning node's announcement: what it did not find. [`super::ForgetOutcome`] per item.
+    EndAnnouncement {
+        /// Which node.
+        node: NodeId,
+        /// Its current life.
+        incarnation: Incarnation,
+        /// Copies of older lives that the node has not found.
+        lost: Vec<ReplicaName>,
+        /// No more such commands follow: the node's copies count as confirmed from here on.
+        last: bool,
+    },
+    /// Takes copies out of the catalog, all their tiers at once. [`super::ForgetOutcome`].
+    Forget {
+        /// Whether the last copy may go.
+        mode: ForgetMode,
+        /// The copies.
+        items: Vec<ReplicaName>,
+    },
+    /// Removes objects: invisible at once, key reusable at once. [`super::RemoveOutcome`].
+    Remove(Vec<RemoveItem>),
+    /// One more pin on each object. [`super::PinOutcome`].
+    Pin(Vec<PinItem>),
+    /// One pin fewer on each object. [`super::PinOutcome`].
+    Unpin(Vec<PinItem>),
+    /// A new tenant. [`super::TenantOutcome`].
+    CreateTenant {
+        /// Its name, 1 to [`MAX_NAME_BYTES`] bytes.
+        name: String,
+        /// What it may store.
+        quota: Quota,
+    },
+    /// Hides a tenant at once and removes up to [`MAX_COMMAND_ITEMS`] of its objects: ask again until
+    /// [`super::TenantOutcome::Dropped`].
+    DropTenant {
+        /// Which tenant; not the default one.
+        tenant: TenantId,
+    },
+    /// Changes what a tenant may store; never removes anything.
+    SetQuota {
+        /// Which tenant.
+        tenant: TenantId,
+        /// The new quota.
+        quota: Quota,
+    },
+    /// A node freed all that its free list held up to an index.
+    Freed {
+        /// Which node.
+        node: NodeId,
+        /// The last index that is done; what the running entry itself dropped stays.
+        through: LogIndex,
+    },
+    /// A client session begins. [`super::SessionOutcome`].
+    OpenSession {
+        /// Random, chosen by who opens it.
+        session: SessionId,
+    },
+    /// Forgets a session's answers up to a sequence.
+    AcknowledgeSession {
+        /// Which session.
+        session: SessionId,
+        /// The client has all answers up to here.
+        through: u64,
+    },
+    /// Drops the sessions whose time is over at the entry's log time.
+    ExpireSessions,
+    /// Changes something that the whole cluster must agree on.
+    SetSetting(Setting),
+}
+
+/// What a node says of itself when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeRegistration {
+    /// Which node.
+    pub node: NodeId,
+    /// Its life; a lower one than the catalog knows is refused, a higher one ends the older.
+    pub incarnation: Incarnation,
+    /// Where to reach it.
+    pub addresses: NodeAddresses,
+    /// What it lends.
+    pub tiers: Vec<TierDescription>,
+}
+
+/// Where to reach a node: `host:port` each, empty for what it does not serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeAddresses {
+    /// gRPC.
+    pub grpc: String,
+    /// The transfer engine.
+    pub engine: String,
+    /// Admin HTTP.
+    pub admin: String,
+}
+
+/// One tier that a node lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierDescription {
+    /// Its medium.
+    pub kind: TierKind,
+    /// Its capacity in bytes.
+    pub capacity_bytes: u64,
+}
+
+/// A node's life as the cluster agreed on it. That a node missed some heartbeats (*suspect*) is only the leader's view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum NodeState {
+    /// Reads and writes.
+    Up = 0,
+    /// Reads; gets no new copies.
+    Draining = 1,
+    /// Neither; its copies are kept for its return.
+    Absent = 2,
+}
+
+/// One put that ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompleteItem {
+    /// The object's tenant.
+    pub tenant: TenantId,
+    /// The object's key.
+    pub key: ObjectKey,
+    /// Names this put.
+    pub version: VersionId,
+    /// Length of the object in bytes, at most [`crate::MAX_OBJECT_BYTES`].
+    pub length: u64,
+    /// Length of all slices but the last in bytes, at least 1.
+    pub slice_bytes: u32,
+    /// What the object holds.
+    pub data_type: DataType,
+    /// Its group, 1 to [`MAX_GROUP_BYTES`] bytes.
+    pub group: Option<Arc<str>>,
+    /// CRC-32 of each slice, in order; [`crate::SliceHeader::slice_count`] of them.
+    pub checksums: Vec<u32>,
+    /// The sealed copies: 1 to [`MAX_REPLICAS`], on as many nodes.
+    pub replicas: Vec<NewReplica>,
+    /// How many of them must still be good when this is applied, at least 1.
+    pub min_replicas: u8,
+    /// What the put asked its copies to survive.
+    pub durability: Durability,
+    /// Replaces an object that is there, instead of losing to it.
+    pub upsert: bool,
+    /// Pinned from the start.
+    pub pin: bool,
+    /// The log time when the put reserved, as the coordinator knew it.
+    pub reserved_at: LogTime,
+}
+
+/// One sealed copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewReplica {
+    /// Which copy.
+    pub replica: ReplicaId,
+    /// What it survives.
+    pub durability: Durability,
+}
+
+/// A copy by its full name; says nothing unless the key's object has exactly this copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaName {
+    /// The object's tenant.
+    pub tenant: TenantId,
+    /// The object's key.
+    pub key: ObjectKey,
+    /// Which copy.
+    pub replica: ReplicaId,
+}
+
+/// A sealed copy that its node wants to free.
+pub type AbandonItem = ReplicaName;
+
+/// A further copy of a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddReplicaItem {
+    /// The object's tenant.
+    pub tenant: TenantId,
+    /// The object's key.
+    pub key: ObjectKey,
+    /// Of which version it is a copy.
+    pub version: VersionId,
+    /// Which copy.
+    pub replica: ReplicaId,
+    /// What it survives.
+    pub durability: Durability,
+    /// The log time when the copy was reserved, as its node knew it.
+    pub reserved_at: LogTime,
+}
+
+/// A copy that a node found after its return.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdoptItem {
+    /// The copy; `reserved_at` is when the node asks.
+    pub copy: AddReplicaItem,
+    /// What the node knows of the object, to create it from. Looked at only while the cluster is rebuilding.
+    pub facts: Option<ObjectFacts>,
+}
+
+/// What a node knows of an object from its slices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectFacts {
+    /// Length of the object in bytes.
+    pub length: u64,
+    /// Length of all slices but the last in bytes.
+    pub slice_bytes: u32,
+    /// What the object holds.
+    pub data_type: DataType,
+    /// CRC-32 of each slice.
+    pub checksums: Vec<u32>,
+    /// The log index of its complete, or 0 if the node never learned it.
+    pub commit_index: LogIndex,
+}
+
+/// Which copies a [`Command::Forget`] may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ForgetMode {
+    /// Only if enough other copies on living nodes remain, decided when applied.
+    SurplusOnly = 0,
+    /// The last one too: eviction. The object is gone with it.
+    EvenLast = 1,
+}
+
+/// One object to remove.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoveItem {
+    /// The object's tenant.
+    pub tenant: TenantId,
+    /// The object's key.
+    pub key: ObjectKey,
+    /// Only this version; `None`: whichever is current.
+    pub version: Option<VersionId>,
+    /// Even if it is pinned.
+    pub force: bool,
+    /// Under which its answer is remembered.
+    pub request: Option<RequestId>,
+}
+
+/// One object to pin or unpin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinItem {
+    /// The object's tenant.
+    pub tenant: TenantId,
+    /// The object's key.
+    pub key: ObjectKey,
+    /// Under which its answer is remembered.
+    pub request: Option<RequestId>,
+}
+
+/// A session of one client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// One item of one request, end to end: the same over every retry and regrouping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId {
+    /// The client's session.
+    pub session: SessionId,
+    /// Counts the session's items from 1.
+    pub sequence: u64,
+}
+
+/// What a tenant may store; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// Logical bytes times copies.
+    pub bytes: Option<u64>,
+    /// Objects.
+    pub objects: Option<u64>,
+}
+
+/// Something that the whole cluster must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// All voters were lost: adopt creates objects, and what is missing is *recovering*.
+    Rebuilding(bool),
+    /// How long a session lives after its last use: 10 s to 1 day, *default* 10 minutes.
+    SessionLifetime(Duration),
+}

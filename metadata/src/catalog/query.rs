@@ -1,0 +1,372 @@
+//! What can be read of the catalog, and the answers. Reads change nothing; all answers are in a stated order and bounded.
+
+use std::sync::Arc;
+
+use super::KeyBucket;
+use super::command::{NodeAddresses, NodeState, Quota, Setting, TierDescription};
+use crate::log::{LogIndex, LogTime};
+use crate::node::{Incarnation, NodeId};
+use crate::object::{DataType, Durability, ObjectKey, ReplicaId, TenantId, VersionId};
+
+/// Most items of one page; a larger limit means this one.
+pub const MAX_PAGE_ITEMS: usize = 10_000;
+
+/// One question.
+#[derive(Clone, Debug)]
+pub enum Query {
+    /// Where the copies of objects are: [`Answer::Located`].
+    Locate {
+        /// Whose.
+        tenant: TenantId,
+        /// Which.
+        keys: Vec<ObjectKey>,
+    },
+    /// Whether objects can be read: [`Answer::Presence`].
+    Exists {
+        /// Whose.
+        tenant: TenantId,
+        /// Which.
+        keys: Vec<ObjectKey>,
+    },
+    /// A page of a tenant's objects in key order: [`Answer::Page`].
+    List {
+        /// Whose.
+        tenant: TenantId,
+        /// Only keys that start so.
+        prefix: Vec<u8>,
+        /// Only keys behind this one.
+        after: Option<ObjectKey>,
+        /// Most objects of the page, 1 to [`MAX_PAGE_ITEMS`].
+        limit: usize,
+        /// Only objects that hold this.
+        data_type: Option<DataType>,
+    },
+    /// A step through the keys that match, in key order: [`Answer::Matches`].
+    Matching {
+        /// Whose.
+        tenant: TenantId,
+        /// Which.
+        filter: KeyFilter,
+        /// Only keys behind this one.
+        after: Option<ObjectKey>,
+        /// Most keys to look at, 1 to [`MAX_PAGE_ITEMS`].
+        limit: usize,
+    },
+    /// All that is known of one object: [`Answer::Stat`].
+    Stat {
+        /// Whose.
+        tenant: TenantId,
+        /// Which.
+        key: ObjectKey,
+    },
+    /// The members of a group in key order: [`Answer::Group`].
+    Group {
+        /// Whose.
+        tenant: TenantId,
+        /// Which.
+        group: Arc<str>,
+    },
+    /// What a node is to free: [`Answer::FreeList`].
+    FreeList {
+        /// Which node.
+        node: NodeId,
+        /// Only entries behind this index.
+        after: LogIndex,
+        /// About how many: an index is never cut in two.
+        limit: usize,
+    },
+    /// One digest per key bucket of a node's copies, [`super::KEY_BUCKETS`] of them: [`Answer::Digests`].
+    Digests {
+        /// Which node.
+        node: NodeId,
+    },
+    /// The copies of a node in one key bucket: [`Answer::Bucket`].
+    Bucket {
+        /// Which node.
+        node: NodeId,
+        /// Which bucket.
+        bucket: KeyBucket,
+    },
+    /// All nodes by id: [`Answer::Nodes`].
+    Nodes,
+    /// All tenants by id: [`Answer::Tenants`].
+    Tenants,
+    /// How much of everything there is: [`Answer::Counts`].
+    Counts,
+}
+
+/// Which keys a [`Query::Matching`] means.
+#[derive(Clone, Debug)]
+pub enum KeyFilter {
+    /// Those that start with these bytes.
+    Prefix(Vec<u8>),
+    /// Those in which this expression matches somewhere.
+    Pattern(regex::bytes::Regex),
+    /// All of the tenant.
+    All,
+}
+
+/// The answer to a [`Query`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// One per key, in request order.
+    Located(Vec<Located>),
+    /// One per key, in request order.
+    Presence(Vec<Presence>),
+    /// Objects in key order.
+    Page(Page),
+    /// Matching objects in key order.
+    Matches(Matches),
+    /// The object, if there is one.
+    Stat(Option<ObjectStat>),
+    /// Members in key order, at most [`MAX_PAGE_ITEMS`].
+    Group(Vec<GroupMember>),
+    /// Entries by index.
+    FreeList(FreeListPage),
+    /// By bucket number; empty if there is no such node.
+    Digests(Vec<u64>),
+    /// By tenant and key.
+    Bucket(Vec<HeldReplica>),
+    /// By id.
+    Nodes(Vec<NodeStat>),
+    /// By id.
+    Tenants(Vec<TenantStat>),
+    /// Totals.
+    Counts(Counts),
+}
+
+/// Whether an object can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// No such object.
+    Missing,
+    /// At least one copy is on a node that reads, and confirmed in that node's life.
+    Present,
+    /// It may be there: its nodes are still announcing what they have, or the cluster is being rebuilt.
+    Recovering,
+    /// All copies are on absent nodes.
+    Unavailable,
+}
+
+/// Where one object is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Located {
+    /// No such object.
+    Missing,
+    /// Not known, because the cluster is being rebuilt.
+    Recovering,
+    /// It is there; whether it can be read is said by its copies ([`ObjectLocation::presence`]).
+    Found(Box<ObjectLocation>),
+}
+
+/// What a reader needs of one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectLocation {
+    /// The current version.
+    pub version: VersionId,
+    /// Log index of its complete.
+    pub commit_index: LogIndex,
+    /// Length of the object in bytes.
+    pub length: u64,
+    /// Length of all slices but the last in bytes.
+    pub slice_bytes: u32,
+    /// What the object holds.
+    pub data_type: DataType,
+    /// CRC-32 of each slice.
+    pub checksums: Vec<u32>,
+    /// Its group.
+    pub group: Option<Arc<str>>,
+    /// Whether it can be read.
+    pub presence: Presence,
+    /// Its copies, by id.
+    pub replicas: Vec<ReplicaLocation>,
+}
+
+/// One copy of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaLocation {
+    /// Which copy; its node is in it.
+    pub replica: ReplicaId,
+    /// What it survives.
+    pub durability: Durability,
+    /// Whether its node reads.
+    pub node_state: NodeState,
+    /// Whether its node has confirmed it in its present life.
+    pub confirmed: bool,
+}
+
+/// One page of a listing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// The objects.
+    pub objects: Vec<ListedObject>,
+    /// Where the next page starts (exclusive); `None` at the end.
+    pub next: Option<ObjectKey>,
+}
+
+/// One object of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedObject {
+    /// Its key.
+    pub key: ObjectKey,
+    /// The current version.
+    pub version: VersionId,
+    /// Its length in bytes.
+    pub length: u64,
+    /// What it holds.
+    pub data_type: DataType,
+    /// Its group.
+    pub group: Option<Arc<str>>,
+    /// How often it is pinned.
+    pub pins: u32,
+    /// How many copies it has.
+    pub replicas: u32,
+}
+
+/// One step through the keys that match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Matches {
+    /// Keys looked at.
+    pub examined: u64,
+    /// Those that match: name the version in a [`super::RemoveItem`] to remove only what was seen.
+    pub objects: Vec<MatchedObject>,
+    /// Where the next step starts (exclusive); `None` at the end.
+    pub next: Option<ObjectKey>,
+}
+
+/// One key that matches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatchedObject {
+    /// The key.
+    pub key: ObjectKey,
+    /// The current version.
+    pub version: VersionId,
+    /// How often it is pinned.
+    pub pins: u32,
+}
+
+/// All that is known of one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectStat {
+    /// As in a listing.
+    pub listed: ListedObject,
+    /// As a reader sees it.
+    pub location: ObjectLocation,
+    /// What its put asked its copies to survive.
+    pub durability: Durability,
+    /// How many copies it needs.
+    pub min_replicas: u8,
+}
+
+/// One member of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupMember {
+    /// Its key.
+    pub key: ObjectKey,
+    /// Its current version.
+    pub version: VersionId,
+    /// Whether it can be read.
+    pub presence: Presence,
+}
+
+/// What a node is to free.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreeListPage {
+    /// By index; all of an index or none.
+    pub items: Vec<FreeItem>,
+    /// More entries follow behind the last index.
+    pub more: bool,
+}
+
+/// One copy that the leader dropped and its node still has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FreeItem {
+    /// The entry that dropped it.
+    pub index: LogIndex,
+    /// The object's tenant.
+    pub tenant: TenantId,
+    /// The object's key.
+    pub key: ObjectKey,
+    /// Which copy.
+    pub replica: ReplicaId,
+}
+
+/// One copy on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldReplica {
+    /// The object's tenant.
+    pub tenant: TenantId,
+    /// The object's key.
+    pub key: ObjectKey,
+    /// The object's current version.
+    pub version: VersionId,
+    /// Which copy.
+    pub replica: ReplicaId,
+}
+
+/// What is known of one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeStat {
+    /// Which.
+    pub node: NodeId,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// Its state.
+    pub state: NodeState,
+    /// It returned and has not yet said all that it has.
+    pub announcing: bool,
+    /// Where to reach it.
+    pub addresses: NodeAddresses,
+    /// What it lends.
+    pub tiers: Vec<TierDescription>,
+    /// How many copies it has.
+    pub replicas: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How many copies it is to free.
+    pub free_list: u64,
+}
+
+/// What is known of one tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantStat {
+    /// Its number.
+    pub tenant: TenantId,
+    /// Its name; the default tenant's is empty.
+    pub name: String,
+    /// What it may store.
+    pub quota: Quota,
+    /// How many objects it has.
+    pub objects: u64,
+    /// Their bytes times copies.
+    pub bytes: u64,
+    /// It is hidden and its objects are being removed.
+    pub dropping: bool,
+}
+
+/// How much of everything there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Index of the last entry applied.
+    pub applied: LogIndex,
+    /// Log time of that entry.
+    pub time: LogTime,
+    /// Objects of all tenants.
+    pub objects: u64,
+    /// Copies of all objects.
+    pub replicas: u64,
+    /// Bytes of all copies.
+    pub bytes: u64,
+    /// Nodes.
+    pub nodes: u64,
+    /// Tenants.
+    pub tenants: u64,
+    /// Open sessions.
+    pub sessions: u64,
+    /// Answers remembered for them.
+    pub remembered: u64,
+    /// Ids of copies that may not become visible any more.
+    pub retired: u64,
+    /// All settings.
+    pub settings: Vec<Setting>,
+}
