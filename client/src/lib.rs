@@ -1,1 +1,3 @@
 //! The Rust client of Tidepool.
+
+pub mod workload;
