@@ -49,7 +49,8 @@ pub enum Command {
     AddReplicas(Vec<AddReplicaItem>),
     /// Copies that a returning node found and the catalog does not list. [`super::AddReplicaOutcome`].
     Adopt(Vec<AdoptItem>),
-    /// The committed end of a returning node's announcement: what it did not find. [`super::ForgetOutcome`] per item.
+    /// The committed end of a returning node's announcement: what it did not find.
+    /// [`super::Outcome::Announcement`].
     EndAnnouncement {
         /// Which node.
         node: NodeId,

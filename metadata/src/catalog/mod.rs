@@ -1,29 +1,94 @@
-//! The catalog: the deterministic state machine that the log drives. This step lays its words: commands, outcomes,
-//! queries and answers.
+//! The catalog: what the cluster agreed on, as a pure function of the log.
+//!
+//! It knows objects and which nodes have copies of them (never where on a node, nor in which tier), nodes and what
+//! they are to free, tenants and quotas, sessions of request ids, and ids that may not become visible any more.
+//! It is deliberately no place for leases, heat and load, which the leader keeps ([`crate::lease`]), and it never
+//! waits, asks the time, draws a random number or does I/O.
+//!
+//! [`Catalog::apply`] is the only way to change it. Rules: protocol.md in `docs/`; the bytes of commands:
+//! `docs/src/formats/log.md`; states drawn and invariants in words: `docs/src/catalog.md`. In relations:
+//! - `command.index >= applied`; log time never goes back, even if a stamp does;
+//! - each object has 1 to 16 copies, on different known nodes, none of them retired or on a free list;
+//! - sums of nodes and tenants are the sums over objects ([`Catalog::validate`]);
+//! - `load(rows) == self`, and equal states have equal rows.
+//!
+//! Who may call: one thread applies; readers share it between entries (an entry's commands are applied without a
+//! query in between, so that a free list is never seen with half an index). Commands come from the log, so a bad one
+//! is refused in its outcome; a panic here means that an invariant is broken. A crash loses nothing: the state is
+//! the image of [`Catalog::take_changes`] plus the log behind it.
 
+mod codec;
 mod command;
+mod encoding;
+mod image;
+mod nodes;
+mod object;
+mod order;
 mod outcome;
+mod put;
 mod query;
+mod read;
+mod removal;
+mod replicas;
+mod retired;
+mod sessions;
+mod settings;
+mod table;
+mod tenants;
+#[cfg(test)]
+mod tests;
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+pub use codec::DecodeError;
 pub use command::*;
+pub use image::{LoadError, Row};
+pub use nodes::{MAX_NODES, replica_digest};
 pub use outcome::*;
 pub use query::*;
+pub use retired::{MAX_RETIRED, RESERVATION_LIFETIME, RETIREMENT};
+pub use sessions::{MAX_ANSWERS, MAX_SESSION_ANSWERS, MAX_SESSIONS};
+pub use tenants::MAX_TENANTS;
 
 use crate::log::{LogIndex, LogTime};
-use crate::object::KeyHash;
+use crate::node::{Incarnation, NodeId};
+use crate::object::{KeyHash, ReplicaId, TenantId};
+use image::RowKey;
+use nodes::Nodes;
+use object::{Object, Replica};
+use retired::{Retired, Stamp};
+use sessions::Sessions;
+use settings::Settings;
+use table::{ObjectTable, Slot};
+use tenants::{Charge, Tenants};
 
 /// Number of key buckets: 4,096, so that 10^7 objects are about 2,400 a bucket, one page of a repair.
-pub const KEY_BUCKETS: usize = 4096;
+pub const KEY_BUCKETS: usize = 1 << KeyBucket::BITS;
 
 /// A part of the key space: the upper 12 bits of the key's hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyBucket(u16);
 
 impl KeyBucket {
+    pub(crate) const BITS: u32 = 12;
+
     /// The bucket of a key.
     #[must_use]
     pub fn of(hash: KeyHash) -> Self {
-        Self((hash.0 >> 52) as u16)
+        Self((hash.0 >> (u64::BITS - Self::BITS)) as u16)
+    }
+
+    /// The bucket with this number, if it is below [`KEY_BUCKETS`].
+    #[must_use]
+    pub fn new(number: usize) -> Option<Self> {
+        u16::try_from(number).ok().filter(|_| number < KEY_BUCKETS).map(Self)
+    }
+
+    /// Its number, which is its place in a list of digests.
+    #[must_use]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
     }
 }
 
@@ -34,4 +99,262 @@ pub struct EntryContext {
     pub index: LogIndex,
     /// The leader's stamp.
     pub time: LogTime,
+}
+
+/// What the cluster agreed on. See the module's documentation.
+pub struct Catalog {
+    applied: LogIndex,
+    time: LogTime,
+    settings: Settings,
+    objects: ObjectTable,
+    groups: BTreeSet<(TenantId, Arc<str>, Slot)>,
+    nodes: Nodes,
+    tenants: Tenants,
+    sessions: Sessions,
+    retired: Retired,
+    /// Rows of the image that changed since they were last taken.
+    changes: BTreeSet<RowKey>,
+}
+
+impl Default for Catalog {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Catalog {
+    /// The catalog before the first entry: the default tenant, nothing else.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut catalog = Self::empty();
+        catalog.changes.extend([RowKey::Meta, RowKey::Tenant(TenantId::DEFAULT)]);
+        catalog
+    }
+
+    fn empty() -> Self {
+        Self {
+            applied: LogIndex(0),
+            time: LogTime(0),
+            settings: Settings::default(),
+            objects: ObjectTable::new(),
+            groups: BTreeSet::new(),
+            nodes: Nodes::default(),
+            tenants: Tenants::new(),
+            sessions: Sessions::default(),
+            retired: Retired::default(),
+            changes: BTreeSet::new(),
+        }
+    }
+
+    /// Index of the last entry applied.
+    #[must_use]
+    pub fn applied(&self) -> LogIndex {
+        self.applied
+    }
+
+    /// Log time of the last entry applied.
+    #[must_use]
+    pub fn time(&self) -> LogTime {
+        self.time
+    }
+
+    /// Applies one command of the entry `at` and says how it ended.
+    ///
+    /// # Panics
+    /// If `at.index` is below [`Self::applied`]: the caller skips what an image already holds.
+    pub fn apply(&mut self, at: EntryContext, command: &Command) -> Outcome {
+        self.advance(at);
+        match command {
+            Command::RegisterNode(registration) => Outcome::Node(self.register_node(registration)),
+            Command::SetNodeState { node, incarnation, state } => {
+                Outcome::Node(self.set_node_state(*node, *incarnation, *state))
+            }
+            Command::Complete(items) => Outcome::Complete(each(items, |item| self.complete(item))),
+            Command::Abandon(items) => Outcome::Abandon(each(items, |item| self.abandon(item))),
+            Command::AddReplicas(items) => Outcome::AddReplicas(each(items, |item| self.add_replica(item))),
+            Command::Adopt(items) => Outcome::AddReplicas(each(items, |item| self.adopt(item))),
+            Command::EndAnnouncement { node, incarnation, lost, last } => {
+                self.end_announcement(*node, *incarnation, lost, *last)
+            }
+            Command::Forget { mode, items } => Outcome::Forget(each(items, |item| self.forget(*mode, item))),
+            Command::Remove(items) => Outcome::Remove(each(items, |item| self.remove(item))),
+            Command::Pin(items) => Outcome::Pin(each(items, |item| self.pin(item))),
+            Command::Unpin(items) => Outcome::Pin(each(items, |item| self.unpin(item))),
+            Command::CreateTenant { name, quota } => Outcome::Tenant(self.create_tenant(name, *quota)),
+            Command::DropTenant { tenant } => Outcome::Tenant(self.drop_tenant(*tenant)),
+            Command::SetQuota { tenant, quota } => Outcome::Tenant(self.set_quota(*tenant, *quota)),
+            Command::Freed { node, through } => Outcome::Node(self.freed(*node, *through)),
+            Command::OpenSession { session } => Outcome::Session(self.open_session(*session)),
+            Command::AcknowledgeSession { session, through } => {
+                Outcome::Session(self.acknowledge_session(*session, *through))
+            }
+            Command::ExpireSessions => Outcome::Session(self.expire_sessions()),
+            Command::SetSetting(setting) => Outcome::Setting(self.settings.set(*setting)),
+        }
+    }
+
+    fn advance(&mut self, at: EntryContext) {
+        assert!(at.index >= self.applied, "entry {:?} is applied already: {:?}", at.index, self.applied);
+        self.applied = at.index;
+        self.time = self.time.max(at.time);
+        self.changes.insert(RowKey::Meta);
+        // Twice what one command can retire of its own items, so that the table shrinks under any load.
+        let expired = self.retired.expire(self.time, 2 * MAX_COMMAND_ITEMS);
+        self.changes.extend(expired.into_iter().map(RowKey::Retired));
+    }
+
+    fn register_node(&mut self, registration: &NodeRegistration) -> NodeOutcome {
+        self.changes.insert(RowKey::Node(registration.node));
+        self.nodes.register(registration, self.settings.rebuilding)
+    }
+
+    fn set_node_state(&mut self, node: NodeId, incarnation: Incarnation, state: NodeState) -> NodeOutcome {
+        match self.nodes.in_life(node, incarnation) {
+            Err(outcome) => outcome,
+            Ok(known) => {
+                known.state = state;
+                self.changes.insert(RowKey::Node(node));
+                NodeOutcome::Accepted { announce: known.announcing }
+            }
+        }
+    }
+
+    fn freed(&mut self, node: NodeId, through: LogIndex) -> NodeOutcome {
+        let Some(known) = self.nodes.0.get_mut(&node) else { return NodeOutcome::Unknown };
+        // The running entry may list more behind what the node has seen of it.
+        let through = through.min(LogIndex(self.applied.0.saturating_sub(1)));
+        while let Some(entry) = known.free_list.first_entry().filter(|entry| entry.key().index <= through) {
+            let (key, _) = entry.remove_entry();
+            self.changes.insert(RowKey::Free(node, key));
+        }
+        NodeOutcome::Accepted { announce: known.announcing }
+    }
+
+    fn open_session(&mut self, session: SessionId) -> SessionOutcome {
+        if self.sessions.len() >= MAX_SESSIONS {
+            self.expire_sessions();
+        }
+        self.changes.insert(RowKey::Session(session));
+        self.sessions.open(session, self.time, self.settings.session_lifetime)
+    }
+
+    fn acknowledge_session(&mut self, session: SessionId, through: u64) -> SessionOutcome {
+        let lifetime = self.settings.session_lifetime;
+        let (outcome, forgotten) = self.sessions.acknowledge(session, through, self.time, lifetime);
+        self.changes.insert(RowKey::Session(session));
+        self.changes.extend(forgotten.into_iter().map(|sequence| RowKey::Answer(RequestId { session, sequence })));
+        outcome
+    }
+
+    fn expire_sessions(&mut self) -> SessionOutcome {
+        let expired = self.sessions.expire(self.time, self.settings.session_lifetime);
+        for (id, session) in &expired {
+            self.changes.insert(RowKey::Session(*id));
+            let answer = |&sequence: &u64| RowKey::Answer(RequestId { session: *id, sequence });
+            self.changes.extend(session.answers.keys().map(answer));
+        }
+        SessionOutcome::Swept { dropped: u32::try_from(expired.len()).unwrap_or(u32::MAX) }
+    }
+
+    // What follows is how objects change: each step keeps sums, groups and changed rows in line with them.
+
+    /// Makes an object visible whose name is not there.
+    fn place(&mut self, object: Object) {
+        object.replicas().iter().for_each(|replica| self.nodes.gain(&object, replica.id));
+        self.tenants.charge(object.tenant(), Charge::of(&object));
+        self.changes.insert(RowKey::Object(object.name.clone()));
+        let group = object.group.clone().map(|group| (object.tenant(), group));
+        let slot = self.objects.insert(object);
+        self.groups.extend(group.map(|(tenant, group)| (tenant, group, slot)));
+    }
+
+    /// Takes an object out, retiring its copies; who frees them is up to the caller.
+    fn displace(&mut self, slot: Slot) -> Object {
+        let object = self.objects.remove(slot);
+        object.replicas().iter().for_each(|replica| {
+            self.nodes.lose(&object, replica.id);
+            self.retire(replica.id, replica.reserved);
+        });
+        self.tenants.refund(object.tenant(), Charge::of(&object));
+        self.changes.insert(RowKey::Object(object.name.clone()));
+        if let Some(group) = &object.group {
+            self.groups.remove(&(object.tenant(), Arc::clone(group), slot));
+        }
+        object
+    }
+
+    /// Takes an object out and puts its copies on the free lists of their nodes.
+    fn drop_object(&mut self, slot: Slot) -> Object {
+        let object = self.displace(slot);
+        for replica in object.replicas() {
+            let key = self.nodes.list_free(self.applied, &object.name, replica.id);
+            self.changes.insert(RowKey::Free(replica.id.node, key));
+        }
+        object
+    }
+
+    fn attach(&mut self, slot: Slot, replica: Replica) {
+        let object = self.objects.get_mut(slot);
+        object.add_replica(replica);
+        self.nodes.gain(object, replica.id);
+        self.tenants.charge(object.tenant(), Charge { objects: 0, bytes: object.length });
+        self.changes.insert(RowKey::Object(object.name.clone()));
+    }
+
+    /// Takes away one copy of several, retiring it.
+    fn detach(&mut self, slot: Slot, replica: Replica) {
+        let object = self.objects.get_mut(slot);
+        object.take_replica(replica.id);
+        self.nodes.lose(object, replica.id);
+        self.tenants.refund(object.tenant(), Charge { objects: 0, bytes: object.length });
+        self.changes.insert(RowKey::Object(object.name.clone()));
+        self.retire(replica.id, replica.reserved);
+    }
+
+    fn retire(&mut self, replica: ReplicaId, reserved: Stamp) {
+        let changed = self.retired.retire(replica, reserved, self.time);
+        self.changes.extend(changed.into_iter().map(RowKey::Retired));
+    }
+
+    /// Whether some copy of the object is on a node that reads.
+    fn is_held(&self, object: &Object) -> bool {
+        object.replicas().iter().any(|replica| self.nodes.reads(replica.id.node))
+    }
+
+    /// Asserts all invariants; walks everything. For tests and simulation.
+    ///
+    /// # Panics
+    /// If one is broken.
+    pub fn validate(&self) {
+        self.objects.validate();
+        self.nodes.validate(self.objects.iter());
+        self.tenants.validate(self.objects.iter().map(|object| (object.tenant(), Charge::of(object))));
+        self.sessions.validate();
+        self.retired.validate();
+        let mut grouped = 0;
+        for object in self.objects.iter() {
+            let replicas = object.replicas();
+            assert!((1..=MAX_REPLICAS).contains(&replicas.len()), "{:?} has {} copies", object.name, replicas.len());
+            assert!(replicas.is_sorted_by(|one, other| one.id.node < other.id.node), "two copies on one node");
+            assert!(object.describe().is_sound(), "{:?}", object.name);
+            assert_eq!(object.hash, KeyHash::of(object.tenant(), object.name.key_bytes()));
+            assert!(replicas.iter().all(|replica| !self.retired.contains(replica.id)), "a retired copy is visible");
+            grouped += usize::from(object.group.is_some());
+        }
+        assert_eq!(self.groups.len(), grouped, "members of groups");
+        for (tenant, group, slot) in &self.groups {
+            let object = self.objects.get(*slot);
+            assert_eq!((object.tenant(), object.group.as_ref()), (*tenant, Some(group)));
+        }
+    }
+}
+
+impl Charge {
+    fn of(object: &Object) -> Self {
+        Self { objects: 1, bytes: object.charged_bytes() }
+    }
+}
+
+fn each<T, O>(items: &[T], one: impl FnMut(&T) -> O) -> Vec<O> {
+    items.iter().map(one).collect()
 }

@@ -15,7 +15,14 @@ pub enum Outcome {
     Abandon(Vec<AbandonOutcome>),
     /// Of `AddReplicas` and `Adopt`.
     AddReplicas(Vec<AddReplicaOutcome>),
-    /// Of `Forget` and `EndAnnouncement`; the latter of a stale life has no items and changes nothing.
+    /// Of `EndAnnouncement`.
+    Announcement {
+        /// Unless accepted, nothing changed.
+        node: NodeOutcome,
+        /// One per item that was lost; of a later life than the old ones is `Unknown`.
+        lost: Vec<ForgetOutcome>,
+    },
+    /// Of `Forget`.
     Forget(Vec<ForgetOutcome>),
     /// Of `Remove`.
     Remove(Vec<RemoveOutcome>),

@@ -1,0 +1,366 @@
+//! The durable image: the catalog as rows of key and value, and the catalog from its rows.
+//!
+//! [`Catalog::take_changes`] gives the rows that changed; whoever writes them behind the log keeps their order of
+//! taking, and flushes the rows of one taking together or not at all (the first row says up to which entry they are).
+//! Keys sort so that a row comes after those it depends on. Sums, digests and indexes are not in it: they follow
+//! from the objects. Layout: `docs/src/formats/log.md`.
+//!
+//! Memory: a changed row is remembered by its key until it is taken, so the taker bounds it by how far it trails.
+
+use std::time::Duration;
+
+use super::codec::{DecodeError, Field, Input, fields};
+use super::command::{NodeAddresses, NodeRegistration, NodeState, Quota, RequestId, SessionId, TierDescription};
+use super::nodes::{FreeKey, Node};
+use super::object::{Name, Object};
+use super::outcome::{PinOutcome, RemoveOutcome};
+use super::retired::Stamp;
+use super::sessions::{Remembered, Session};
+use super::settings::Settings;
+use super::tenants::Tenant;
+use super::{Catalog, MAX_NODES, MAX_RETIRED, MAX_SESSIONS, MAX_TENANTS};
+use crate::log::{LogIndex, LogTime};
+use crate::node::{Incarnation, NodeId};
+use crate::object::{ReplicaId, TenantId};
+
+/// Version of the rows.
+const VERSION: u8 = 1;
+
+/// Key and value of one row; no value: the row is gone.
+pub type Row = (Vec<u8>, Option<Vec<u8>>);
+
+/// Why rows are no catalog.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// A row's key or value is damaged, or of another version.
+    #[error("decode row {row:02x?}")]
+    Row {
+        /// Its key.
+        row: Vec<u8>,
+        /// What is wrong.
+        #[source]
+        source: DecodeError,
+    },
+    /// A row is not above the one before it.
+    #[error("row {row:02x?} is out of order")]
+    Order {
+        /// Its key.
+        row: Vec<u8>,
+    },
+    /// A row depends on one that is not there, contradicts another, or is one too many.
+    #[error("row {row:02x?} does not fit the rows before it")]
+    Inconsistent {
+        /// Its key.
+        row: Vec<u8>,
+    },
+    /// There are rows, but not the first one.
+    #[error("the image has no first row")]
+    NoMeta,
+}
+
+/// Names a row, in the order of keys.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum RowKey {
+    Meta,
+    Node(NodeId),
+    Tenant(TenantId),
+    Object(Name),
+    Free(NodeId, FreeKey),
+    Session(SessionId),
+    Answer(RequestId),
+    Retired(ReplicaId),
+}
+
+/// The first row.
+struct Meta {
+    applied: LogIndex,
+    time: LogTime,
+    next_tenant: TenantId,
+    horizon: Stamp,
+    rebuilding: bool,
+    session_lifetime: Duration,
+}
+fields!(Meta { applied, time, next_tenant, horizon, rebuilding, session_lifetime });
+
+struct NodeRow {
+    incarnation: Incarnation,
+    state: NodeState,
+    announcing: bool,
+    addresses: NodeAddresses,
+    tiers: Vec<TierDescription>,
+}
+fields!(NodeRow { incarnation, state, announcing, addresses, tiers });
+
+struct TenantRow {
+    name: String,
+    quota: Quota,
+    dropping: bool,
+}
+fields!(TenantRow { name, quota, dropping });
+
+struct SessionRow {
+    acknowledged: u64,
+    used_at: LogTime,
+}
+fields!(SessionRow { acknowledged, used_at });
+
+impl Catalog {
+    /// Rows that changed since the last call, by key, as they are now; empty if nothing was applied.
+    pub fn take_changes(&mut self) -> Vec<Row> {
+        let changes = std::mem::take(&mut self.changes);
+        changes.into_iter().map(|key| (key.encode(), self.row(&key))).collect()
+    }
+
+    /// Every row of the catalog, by key: for checks and small catalogs, since it holds all of them at once.
+    #[must_use]
+    pub fn rows(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut keys = vec![RowKey::Meta];
+        keys.extend(self.nodes.0.keys().map(|&node| RowKey::Node(node)));
+        keys.extend(self.tenants.ids().map(RowKey::Tenant));
+        keys.extend(self.objects.iter().map(|object| RowKey::Object(object.name.clone())));
+        for (&id, node) in &self.nodes.0 {
+            keys.extend(node.free_list.keys().map(|&key| RowKey::Free(id, key)));
+        }
+        keys.extend(self.sessions.by_id.keys().map(|&session| RowKey::Session(session)));
+        for (&session, answers) in &self.sessions.by_id {
+            let answer = |&sequence: &u64| RowKey::Answer(RequestId { session, sequence });
+            keys.extend(answers.answers.keys().map(answer));
+        }
+        keys.extend(self.retired.iter().map(|(replica, _)| RowKey::Retired(replica)));
+        keys.into_iter().map(|key| (key.encode(), self.row(&key).expect("a row that is there"))).collect()
+    }
+
+    fn row(&self, key: &RowKey) -> Option<Vec<u8>> {
+        match key {
+            RowKey::Meta => Some(row(&Meta {
+                applied: self.applied,
+                time: self.time,
+                next_tenant: self.tenants.next,
+                horizon: self.retired.horizon(),
+                rebuilding: self.settings.rebuilding,
+                session_lifetime: self.settings.session_lifetime,
+            })),
+            RowKey::Node(id) => self.nodes.get(*id).map(|node| {
+                row(&NodeRow {
+                    incarnation: node.incarnation,
+                    state: node.state,
+                    announcing: node.announcing,
+                    addresses: node.addresses.clone(),
+                    tiers: node.tiers.clone(),
+                })
+            }),
+            RowKey::Tenant(id) => self.tenants.get(*id).map(|tenant| {
+                row(&TenantRow { name: tenant.name.clone(), quota: tenant.quota, dropping: tenant.dropping })
+            }),
+            RowKey::Object(name) => {
+                let slot = self.objects.find(name.tenant(), name.key_bytes())?;
+                Some([&[VERSION][..], &self.objects.get(slot).encode()].concat())
+            }
+            RowKey::Free(node, key) => {
+                let name = self.nodes.get(*node)?.free_list.get(key)?;
+                Some([&[VERSION][..], name.as_bytes()].concat())
+            }
+            RowKey::Session(id) => self
+                .sessions
+                .by_id
+                .get(id)
+                .map(|session| row(&SessionRow { acknowledged: session.acknowledged, used_at: session.used_at })),
+            RowKey::Answer(request) => {
+                self.sessions.by_id.get(&request.session)?.answers.get(&request.sequence).map(row)
+            }
+            RowKey::Retired(replica) => self.retired.get(*replica).as_ref().map(row),
+        }
+    }
+
+    /// The catalog of which these are all rows, by key; a new one if there are none.
+    ///
+    /// # Errors
+    /// [`LoadError`]: the image is damaged, incomplete, or of a later version.
+    pub fn load(rows: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<Self, LoadError> {
+        let mut rows = rows.into_iter();
+        let Some((key, value)) = rows.next() else { return Ok(Self::new()) };
+        if key != RowKey::Meta.encode() {
+            return Err(LoadError::NoMeta);
+        }
+        let mut catalog = Self::empty();
+        let fail = |row: &[u8], source| LoadError::Row { row: row.to_vec(), source };
+        catalog.load_meta(decode(&value).map_err(|source| fail(&key, source))?);
+        let mut last = key;
+        for (key, value) in rows {
+            if key <= last {
+                return Err(LoadError::Order { row: key });
+            }
+            let row_key = RowKey::decode(&key).map_err(|source| fail(&key, source))?;
+            if !catalog.load_row(row_key, &value).map_err(|source| fail(&key, source))? {
+                return Err(LoadError::Inconsistent { row: key });
+            }
+            last = key;
+        }
+        Ok(catalog)
+    }
+
+    fn load_meta(&mut self, meta: Meta) {
+        self.applied = meta.applied;
+        self.time = meta.time;
+        self.tenants.next = meta.next_tenant;
+        self.retired.set_horizon(meta.horizon);
+        self.settings = Settings { rebuilding: meta.rebuilding, session_lifetime: meta.session_lifetime };
+    }
+
+    /// Adds one row; false if it does not fit the rows before it.
+    fn load_row(&mut self, key: RowKey, value: &[u8]) -> Result<bool, DecodeError> {
+        Ok(match key {
+            RowKey::Meta => false,
+            RowKey::Node(id) => {
+                let NodeRow { incarnation, state, announcing, addresses, tiers } = decode(value)?;
+                let registration = NodeRegistration { node: id, incarnation, addresses, tiers };
+                self.nodes.0.insert(id, Node::new(registration, state, announcing));
+                self.nodes.0.len() <= MAX_NODES
+            }
+            RowKey::Tenant(id) => {
+                let TenantRow { name, quota, dropping } = decode(value)?;
+                self.tenants.restore(id, Tenant::new(name, quota, dropping));
+                id < self.tenants.next && self.tenants.len() <= MAX_TENANTS && self.tenants.have_distinct_names()
+            }
+            RowKey::Object(name) => self.load_object(name, value)?,
+            RowKey::Free(id, key) => {
+                let mut input = Input::new(value);
+                input.version(VERSION)?;
+                let name = Name::decode(input.rest())?;
+                self.nodes.0.get_mut(&id).map(|node| node.free_list.insert(key, name)).is_some()
+            }
+            RowKey::Session(id) => {
+                let SessionRow { acknowledged, used_at } = decode(value)?;
+                self.sessions.restore(id, Session { acknowledged, used_at, answers: Default::default() });
+                self.sessions.len() <= MAX_SESSIONS
+            }
+            RowKey::Answer(request) => self.sessions.restore_answer(request, decode(value)?),
+            RowKey::Retired(replica) => {
+                self.retired.restore(replica, decode(value)?);
+                self.retired.len() <= MAX_RETIRED
+            }
+        })
+    }
+
+    fn load_object(&mut self, name: Name, value: &[u8]) -> Result<bool, DecodeError> {
+        let mut input = Input::new(value);
+        input.version(VERSION)?;
+        let object = Object::decode(name, &mut input)?;
+        input.finish()?;
+        let fits = self.tenants.get(object.tenant()).is_some()
+            && object.replicas().iter().all(|replica| self.nodes.get(replica.id.node).is_some());
+        if fits {
+            self.place(object);
+            self.changes.clear();
+        }
+        Ok(fits)
+    }
+}
+
+fn row(value: &impl Field) -> Vec<u8> {
+    let mut bytes = vec![VERSION];
+    value.write(&mut bytes);
+    bytes
+}
+
+fn decode<T: Field>(bytes: &[u8]) -> Result<T, DecodeError> {
+    let mut input = Input::new(bytes);
+    input.version(VERSION)?;
+    let value = T::read(&mut input)?;
+    input.finish()?;
+    Ok(value)
+}
+
+impl RowKey {
+    /// Kind, then ids big-endian, so that keys sort as their names do.
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Meta => vec![0],
+            Self::Node(node) => [&[1][..], &node.0.to_be_bytes()].concat(),
+            Self::Tenant(tenant) => [&[2][..], &tenant.0.to_be_bytes()].concat(),
+            Self::Object(name) => [&[3][..], name.as_bytes()].concat(),
+            Self::Free(node, key) => [
+                &[4][..],
+                &node.0.to_be_bytes(),
+                &key.index.0.to_be_bytes(),
+                &key.incarnation.0.to_be_bytes(),
+                &key.sequence.to_be_bytes(),
+            ]
+            .concat(),
+            Self::Session(session) => [&[5][..], &session.0.to_be_bytes()].concat(),
+            Self::Answer(request) => {
+                [&[6][..], &request.session.0.to_be_bytes(), &request.sequence.to_be_bytes()].concat()
+            }
+            Self::Retired(replica) => [
+                &[7][..],
+                &replica.node.0.to_be_bytes(),
+                &replica.incarnation.0.to_be_bytes(),
+                &replica.sequence.to_be_bytes(),
+            ]
+            .concat(),
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut input = Input::new(bytes);
+        let key = match u8::read(&mut input)? {
+            0 => Self::Meta,
+            1 => Self::Node(NodeId(input.big_endian_u32()?)),
+            2 => Self::Tenant(TenantId(input.big_endian_u32()?)),
+            3 => Self::Object(Name::decode(input.rest())?),
+            4 => Self::Free(
+                NodeId(input.big_endian_u32()?),
+                FreeKey {
+                    index: LogIndex(input.big_endian_u64()?),
+                    incarnation: Incarnation(input.big_endian_u32()?),
+                    sequence: input.big_endian_u64()?,
+                },
+            ),
+            5 => Self::Session(SessionId(input.big_endian_u64()?)),
+            6 => Self::Answer(RequestId {
+                session: SessionId(input.big_endian_u64()?),
+                sequence: input.big_endian_u64()?,
+            }),
+            7 => Self::Retired(ReplicaId {
+                node: NodeId(input.big_endian_u32()?),
+                incarnation: Incarnation(input.big_endian_u32()?),
+                sequence: input.big_endian_u64()?,
+            }),
+            kind => return Err(DecodeError::Value { what: "kind of row", value: u64::from(kind) }),
+        };
+        input.finish()?;
+        Ok(key)
+    }
+}
+
+/// Answers as one byte of kind, and what belongs to it.
+impl Field for Remembered {
+    fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Remove(RemoveOutcome::Removed { version }) => {
+                out.push(1);
+                version.write(out);
+            }
+            Self::Remove(RemoveOutcome::Missing) => out.push(2),
+            Self::Remove(RemoveOutcome::Pinned) => out.push(3),
+            Self::Pin(PinOutcome::Pinned { pins }) => {
+                out.push(4);
+                pins.write(out);
+            }
+            Self::Pin(PinOutcome::Missing) => out.push(5),
+            Self::Remove(RemoveOutcome::Refused(_)) | Self::Pin(PinOutcome::Refused(_)) => {
+                unreachable!("a refusal is not an answer of an executed item")
+            }
+        }
+    }
+    fn read(input: &mut Input<'_>) -> Result<Self, DecodeError> {
+        Ok(match u8::read(input)? {
+            1 => Self::Remove(RemoveOutcome::Removed { version: Field::read(input)? }),
+            2 => Self::Remove(RemoveOutcome::Missing),
+            3 => Self::Remove(RemoveOutcome::Pinned),
+            4 => Self::Pin(PinOutcome::Pinned { pins: Field::read(input)? }),
+            5 => Self::Pin(PinOutcome::Missing),
+            other => return Err(DecodeError::Value { what: "answer", value: u64::from(other) }),
+        })
+    }
+}

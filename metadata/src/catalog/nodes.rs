@@ -1,0 +1,226 @@
+//! Nodes: their lives, what they hold by digest, and what they are to free.
+//!
+//! A node's copies are not listed here; the objects name them. What stands here per copy is sums: a count, bytes, and
+//! a digest per key bucket, which a node computes of its own copies in the same way ([`replica_digest`]). Equal
+//! digests mean equal copies, so that reconciliation logs only differences.
+
+use std::collections::BTreeMap;
+
+use super::command::{NodeAddresses, NodeRegistration, NodeState, TierDescription};
+use super::object::{Name, Object};
+use super::outcome::NodeOutcome;
+use super::query::{FreeItem, FreeListPage, MAX_PAGE_ITEMS, NodeStat};
+use super::{KEY_BUCKETS, KeyBucket};
+use crate::log::LogIndex;
+use crate::node::{Incarnation, NodeId};
+use crate::object::{KeyHash, ReplicaId, VersionId};
+
+/// Most nodes of a cluster: their digests take 32 MiB then.
+pub const MAX_NODES: usize = 1024;
+
+/// What one copy adds to the digest of its node and key bucket: XXH3-64 over key hash, version and replica id, all
+/// little-endian in this order. Digests are sums of these that wrap around.
+#[must_use]
+pub fn replica_digest(hash: KeyHash, version: VersionId, replica: ReplicaId) -> u64 {
+    let mut bytes = [0; 40];
+    bytes[0..8].copy_from_slice(&hash.0.to_le_bytes());
+    bytes[8..12].copy_from_slice(&version.node.0.to_le_bytes());
+    bytes[12..16].copy_from_slice(&version.incarnation.0.to_le_bytes());
+    bytes[16..24].copy_from_slice(&version.sequence.to_le_bytes());
+    bytes[24..28].copy_from_slice(&replica.node.0.to_le_bytes());
+    bytes[28..32].copy_from_slice(&replica.incarnation.0.to_le_bytes());
+    bytes[32..40].copy_from_slice(&replica.sequence.to_le_bytes());
+    xxhash_rust::xxh3::xxh3_64(&bytes)
+}
+
+/// Place of an entry in a free list: by index, then by copy, so that all voters list alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FreeKey {
+    pub(super) index: LogIndex,
+    pub(super) incarnation: Incarnation,
+    pub(super) sequence: u64,
+}
+
+impl FreeKey {
+    pub(super) fn new(index: LogIndex, replica: ReplicaId) -> Self {
+        Self { index, incarnation: replica.incarnation, sequence: replica.sequence }
+    }
+}
+
+pub(super) struct Node {
+    pub(super) incarnation: Incarnation,
+    pub(super) state: NodeState,
+    /// It returned, and copies of its older lives are not confirmed.
+    pub(super) announcing: bool,
+    pub(super) addresses: NodeAddresses,
+    pub(super) tiers: Vec<TierDescription>,
+    pub(super) free_list: BTreeMap<FreeKey, Name>,
+    digests: Box<[u64]>,
+    replicas: u64,
+    bytes: u64,
+}
+
+impl Node {
+    pub(super) fn new(registration: NodeRegistration, state: NodeState, announcing: bool) -> Self {
+        let NodeRegistration { incarnation, addresses, tiers, .. } = registration;
+        let digests = vec![0; KEY_BUCKETS].into();
+        let free_list = BTreeMap::new();
+        Self { incarnation, state, announcing, addresses, tiers, free_list, digests, replicas: 0, bytes: 0 }
+    }
+
+    /// Whether its copies can be read.
+    pub(super) fn reads(&self) -> bool {
+        self.state != NodeState::Absent
+    }
+
+    /// Whether it has confirmed a copy of that life in its present one.
+    pub(super) fn confirms(&self, incarnation: Incarnation) -> bool {
+        !self.announcing || incarnation == self.incarnation
+    }
+
+    fn sums(&self) -> (u64, u64, &[u64]) {
+        (self.replicas, self.bytes, &self.digests)
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Nodes(pub(super) BTreeMap<NodeId, Node>);
+
+impl Nodes {
+    pub(super) fn get(&self, node: NodeId) -> Option<&Node> {
+        self.0.get(&node)
+    }
+
+    pub(super) fn reads(&self, node: NodeId) -> bool {
+        self.get(node).is_some_and(Node::reads)
+    }
+
+    /// Whether `replica` was reserved in its node's present life.
+    pub(super) fn is_current(&self, replica: ReplicaId) -> bool {
+        self.get(replica.node).is_some_and(|node| node.incarnation == replica.incarnation)
+    }
+
+    pub(super) fn register(&mut self, registration: &NodeRegistration, rebuilding: bool) -> NodeOutcome {
+        let full = self.0.len() >= MAX_NODES;
+        let Some(node) = self.0.get_mut(&registration.node) else {
+            if full {
+                return NodeOutcome::TooMany;
+            }
+            let node = Node::new(registration.clone(), NodeState::Up, rebuilding);
+            self.0.insert(registration.node, node);
+            return NodeOutcome::Accepted { announce: rebuilding };
+        };
+        if registration.incarnation < node.incarnation {
+            return NodeOutcome::Stale { current: node.incarnation };
+        }
+        if registration.incarnation > node.incarnation {
+            node.announcing = true;
+            node.incarnation = registration.incarnation;
+        }
+        if node.state == NodeState::Absent {
+            node.state = NodeState::Up;
+        }
+        node.addresses = registration.addresses.clone();
+        node.tiers.clone_from(&registration.tiers);
+        NodeOutcome::Accepted { announce: node.announcing }
+    }
+
+    /// The node, if this is its present life.
+    pub(super) fn in_life(&mut self, node: NodeId, incarnation: Incarnation) -> Result<&mut Node, NodeOutcome> {
+        match self.0.get_mut(&node) {
+            None => Err(NodeOutcome::Unknown),
+            Some(node) if node.incarnation == incarnation => Ok(node),
+            Some(node) => Err(NodeOutcome::Stale { current: node.incarnation }),
+        }
+    }
+
+    /// Counts a copy that its node got.
+    pub(super) fn gain(&mut self, object: &Object, replica: ReplicaId) {
+        let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
+        node.replicas += 1;
+        node.bytes += object.length;
+        let digest = &mut node.digests[object.bucket().index()];
+        *digest = digest.wrapping_add(replica_digest(object.hash, object.version, replica));
+    }
+
+    /// Takes a copy out of the count again.
+    pub(super) fn lose(&mut self, object: &Object, replica: ReplicaId) {
+        let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
+        node.replicas -= 1;
+        node.bytes -= object.length;
+        let digest = &mut node.digests[object.bucket().index()];
+        *digest = digest.wrapping_sub(replica_digest(object.hash, object.version, replica));
+    }
+
+    /// Puts a copy that is not counted any more on its node's free list.
+    pub(super) fn list_free(&mut self, index: LogIndex, name: &Name, replica: ReplicaId) -> FreeKey {
+        let key = FreeKey::new(index, replica);
+        let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
+        node.free_list.insert(key, name.clone());
+        key
+    }
+
+    pub(super) fn free_list(&self, node: NodeId, after: LogIndex, limit: usize) -> FreeListPage {
+        let Some(entries) = self.get(node).map(|node| &node.free_list) else { return FreeListPage::default() };
+        let from = FreeKey { index: LogIndex(after.0.saturating_add(1)), incarnation: Incarnation(0), sequence: 0 };
+        let mut page = FreeListPage::default();
+        for (key, name) in entries.range(from..) {
+            let starts_index = page.items.last().is_none_or(|last| last.index != key.index);
+            if starts_index && page.items.len() >= limit.clamp(1, MAX_PAGE_ITEMS) {
+                page.more = true;
+                break;
+            }
+            let replica = ReplicaId { node, incarnation: key.incarnation, sequence: key.sequence };
+            page.items.push(FreeItem { index: key.index, tenant: name.tenant(), key: name.key(), replica });
+        }
+        page
+    }
+
+    pub(super) fn digests(&self, node: NodeId) -> Vec<u64> {
+        self.get(node).map(|node| node.digests.to_vec()).unwrap_or_default()
+    }
+
+    pub(super) fn stats(&self) -> Vec<NodeStat> {
+        let stat = |(&id, node): (&NodeId, &Node)| NodeStat {
+            node: id,
+            incarnation: node.incarnation,
+            state: node.state,
+            announcing: node.announcing,
+            addresses: node.addresses.clone(),
+            tiers: node.tiers.clone(),
+            replicas: node.replicas,
+            bytes: node.bytes,
+            free_list: node.free_list.len() as u64,
+        };
+        self.0.iter().map(stat).collect()
+    }
+
+    /// Copies and bytes of all nodes.
+    pub(super) fn totals(&self) -> (u64, u64) {
+        self.0.values().fold((0, 0), |(replicas, bytes), node| (replicas + node.replicas, bytes + node.bytes))
+    }
+
+    /// Asserts that the sums are those of `objects`.
+    pub(super) fn validate<'a>(&self, objects: impl Iterator<Item = &'a Object>) {
+        assert!(self.0.len() <= MAX_NODES);
+        let mut expected: BTreeMap<NodeId, (u64, u64, Vec<u64>)> =
+            self.0.keys().map(|&node| (node, (0, 0, vec![0; KEY_BUCKETS]))).collect();
+        for object in objects {
+            for replica in object.replicas() {
+                let node = &self.0[&replica.id.node];
+                assert!(replica.id.incarnation <= node.incarnation, "a copy of a life to come: {replica:?}");
+                let free = node.free_list.keys().find(|key| FreeKey::new(key.index, replica.id) == **key);
+                assert_eq!(free, None, "a copy that is counted and to be freed");
+                let (replicas, bytes, digests) = expected.get_mut(&replica.id.node).expect("copies are on known nodes");
+                *replicas += 1;
+                *bytes += object.length;
+                let digest = &mut digests[KeyBucket::of(object.hash).index()];
+                *digest = digest.wrapping_add(replica_digest(object.hash, object.version, replica.id));
+            }
+        }
+        for (id, node) in &self.0 {
+            let (replicas, bytes, digests) = &expected[id];
+            assert_eq!(node.sums(), (*replicas, *bytes, &digests[..]), "sums of node {id}");
+        }
+    }
+}

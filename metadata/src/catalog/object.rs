@@ -1,0 +1,305 @@
+//! One object as the catalog keeps it: 128 bytes, its name, and nothing else for the common object of one copy
+//! and one slice.
+
+use std::sync::Arc;
+
+use super::codec::{DecodeError, Field, Input, fields};
+use super::retired::Stamp;
+use super::{KeyBucket, command::MAX_REPLICAS, command::MAX_SLICES};
+use crate::log::LogIndex;
+use crate::node::NodeId;
+use crate::object::{DataType, Durability, KeyHash, ObjectKey, ReplicaId, TenantId, VersionId};
+use crate::slice::SliceHeader;
+
+/// A tenant (four bytes, big-endian) and a key in one byte string, so that names of one tenant are neighbours and
+/// in key order, here and in the image.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name(Box<[u8]>);
+
+const TENANT_BYTES: usize = 4;
+
+impl Name {
+    pub(super) fn new(tenant: TenantId, key: &ObjectKey) -> Self {
+        Self::bytes(tenant, key.as_bytes()).into()
+    }
+
+    /// The bytes of a name, or of where names with this prefix start.
+    pub(super) fn bytes(tenant: TenantId, key: &[u8]) -> Vec<u8> {
+        [&tenant.0.to_be_bytes(), key].concat()
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(super) fn tenant(&self) -> TenantId {
+        let (tenant, _) = self.0.split_first_chunk().expect("a name has a tenant");
+        TenantId(u32::from_be_bytes(*tenant))
+    }
+
+    pub(super) fn key_bytes(&self) -> &[u8] {
+        &self.0[TENANT_BYTES..]
+    }
+
+    pub(super) fn key(&self) -> ObjectKey {
+        ObjectKey::new(self.key_bytes()).expect("a name has a legal key")
+    }
+
+    pub(super) fn is(&self, tenant: TenantId, key: &[u8]) -> bool {
+        self.key_bytes() == key && self.tenant() == tenant
+    }
+
+    /// The name with these bytes, as a row's key has them.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (_, key) = bytes.split_at_checked(TENANT_BYTES).ok_or(DecodeError::Truncated)?;
+        ObjectKey::new(key)?;
+        Ok(Self(bytes.into()))
+    }
+}
+
+impl From<Vec<u8>> for Name {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+/// One copy of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Replica {
+    pub(super) id: ReplicaId,
+    /// When it was reserved: says how long its id must be remembered once it is dropped.
+    pub(super) reserved: Stamp,
+    pub(super) durability: Durability,
+}
+
+/// One, or several; sorted by id, on different nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Replicas {
+    One(Replica),
+    Many(Box<[Replica]>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Checksums {
+    One(u32),
+    Many(Box<[u32]>),
+}
+
+/// What a put said of its object, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Object {
+    pub(super) name: Name,
+    pub(super) hash: KeyHash,
+    pub(super) version: VersionId,
+    pub(super) commit_index: LogIndex,
+    pub(super) length: u64,
+    replicas: Replicas,
+    checksums: Checksums,
+    pub(super) group: Option<Arc<str>>,
+    pub(super) slice_bytes: u32,
+    pub(super) pins: u32,
+    pub(super) data_type: DataType,
+    pub(super) durability: Durability,
+    pub(super) min_replicas: u8,
+    /// Created by adopt, in a rebuild: a later commit index may replace it.
+    pub(super) adopted: bool,
+}
+
+/// An object without name and copies; the rest of it, as puts and rows bring it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Description {
+    pub(super) version: VersionId,
+    pub(super) commit_index: LogIndex,
+    pub(super) length: u64,
+    pub(super) slice_bytes: u32,
+    pub(super) data_type: DataType,
+    pub(super) group: Option<Arc<str>>,
+    pub(super) checksums: Vec<u32>,
+    pub(super) pins: u64,
+    pub(super) durability: Durability,
+    pub(super) min_replicas: u8,
+    pub(super) adopted: bool,
+}
+
+fields!(Description {
+    version,
+    commit_index,
+    length,
+    slice_bytes,
+    data_type,
+    group,
+    checksums,
+    pins,
+    durability,
+    min_replicas,
+    adopted,
+});
+
+impl Description {
+    /// Whether lengths, slices and checksums fit each other and their bounds.
+    pub(super) fn is_sound(&self) -> bool {
+        let slices = match self.slice_bytes {
+            0 => return false,
+            bytes => SliceHeader::slice_count(self.length, bytes) as usize,
+        };
+        self.length <= crate::object::MAX_OBJECT_BYTES
+            && slices <= MAX_SLICES
+            && self.checksums.len() == slices
+            && self.min_replicas >= 1
+            && u32::try_from(self.pins).is_ok()
+            && self.group.as_ref().is_none_or(|group| (1..=super::MAX_GROUP_BYTES).contains(&group.len()))
+    }
+}
+
+impl Object {
+    /// `replicas` has one to [`MAX_REPLICAS`] copies on as many nodes; `description` is sound.
+    pub(super) fn new(name: Name, description: Description, replicas: Vec<Replica>) -> Self {
+        let hash = KeyHash::of(name.tenant(), name.key_bytes());
+        let checksums = match description.checksums[..] {
+            [checksum] => Checksums::One(checksum),
+            _ => Checksums::Many(description.checksums.into()),
+        };
+        Self {
+            name,
+            hash,
+            version: description.version,
+            commit_index: description.commit_index,
+            length: description.length,
+            replicas: Replicas::of(replicas),
+            checksums,
+            group: description.group,
+            slice_bytes: description.slice_bytes,
+            pins: u32::try_from(description.pins).unwrap_or(u32::MAX),
+            data_type: description.data_type,
+            durability: description.durability,
+            min_replicas: description.min_replicas,
+            adopted: description.adopted,
+        }
+    }
+
+    pub(super) fn describe(&self) -> Description {
+        Description {
+            version: self.version,
+            commit_index: self.commit_index,
+            length: self.length,
+            slice_bytes: self.slice_bytes,
+            data_type: self.data_type,
+            group: self.group.clone(),
+            checksums: self.checksums().to_vec(),
+            pins: u64::from(self.pins),
+            durability: self.durability,
+            min_replicas: self.min_replicas,
+            adopted: self.adopted,
+        }
+    }
+
+    pub(super) fn tenant(&self) -> TenantId {
+        self.name.tenant()
+    }
+
+    pub(super) fn bucket(&self) -> KeyBucket {
+        KeyBucket::of(self.hash)
+    }
+
+    pub(super) fn replicas(&self) -> &[Replica] {
+        match &self.replicas {
+            Replicas::One(replica) => std::slice::from_ref(replica),
+            Replicas::Many(replicas) => replicas,
+        }
+    }
+
+    pub(super) fn replica(&self, id: ReplicaId) -> Option<Replica> {
+        self.replicas().iter().find(|replica| replica.id == id).copied()
+    }
+
+    pub(super) fn has_replica_on(&self, node: NodeId) -> bool {
+        self.replicas().iter().any(|replica| replica.id.node == node)
+    }
+
+    pub(super) fn add_replica(&mut self, replica: Replica) {
+        let mut replicas = self.replicas().to_vec();
+        replicas.push(replica);
+        self.replicas = Replicas::of(replicas);
+    }
+
+    /// Takes one copy away; another one must remain.
+    pub(super) fn take_replica(&mut self, id: ReplicaId) {
+        let rest = self.replicas().iter().filter(|replica| replica.id != id).copied().collect();
+        self.replicas = Replicas::of(rest);
+    }
+
+    pub(super) fn checksums(&self) -> &[u32] {
+        match &self.checksums {
+            Checksums::One(checksum) => std::slice::from_ref(checksum),
+            Checksums::Many(checksums) => checksums,
+        }
+    }
+
+    /// What a tenant is charged: logical bytes times copies.
+    pub(super) fn charged_bytes(&self) -> u64 {
+        self.length * self.replicas().len() as u64
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut row = Vec::with_capacity(96);
+        self.describe().write(&mut row);
+        (self.replicas().len() as u64).write(&mut row);
+        self.replicas().iter().for_each(|replica| replica.write(&mut row));
+        row
+    }
+
+    pub(super) fn decode(name: Name, input: &mut Input<'_>) -> Result<Self, DecodeError> {
+        let description = Description::read(input)?;
+        let count = u64::read(input)?;
+        if !description.is_sound() || !(1..=MAX_REPLICAS as u64).contains(&count) {
+            return Err(DecodeError::Value { what: "object", value: count });
+        }
+        let replicas = (0..count).map(|_| Replica::read(input)).collect::<Result<Vec<_>, _>>()?;
+        if !replicas.is_sorted_by(|one, other| one.id.node < other.id.node) {
+            return Err(DecodeError::Value { what: "order of replicas", value: count });
+        }
+        Ok(Self::new(name, description, replicas))
+    }
+}
+
+impl Replicas {
+    fn of(mut replicas: Vec<Replica>) -> Self {
+        match replicas[..] {
+            [replica] => Self::One(replica),
+            _ => {
+                replicas.sort_unstable_by_key(|replica| replica.id);
+                Self::Many(replicas.into())
+            }
+        }
+    }
+}
+
+impl Field for Stamp {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.0.write(out);
+    }
+    fn read(input: &mut Input<'_>) -> Result<Self, DecodeError> {
+        u32::read(input).map(Self)
+    }
+}
+
+fields!(Replica { id, reserved, durability });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_stays_small() {
+        assert_eq!(size_of::<Replica>(), 24);
+        assert_eq!(size_of::<Option<Object>>(), 128);
+    }
+
+    #[test]
+    fn names_of_a_tenant_are_neighbours_in_key_order() {
+        let name = |tenant, key: &[u8]| Name::new(TenantId(tenant), &ObjectKey::new(key).expect("legal key"));
+        assert!(name(0, &[0xff; 9]) < name(1, b"a"));
+        assert!(name(1, b"a") < name(1, b"aa") && name(1, b"aa") < name(1, b"b"));
+        assert!(name(1, b"a").is(TenantId(1), b"a") && !name(1, b"a").is(TenantId(2), b"a"));
+    }
+}

@@ -1,0 +1,125 @@
+//! The end of a put: complete and abandon.
+//!
+//! The first completion of a key wins. What loses or is refused is retired before the answer is given, because its
+//! nodes free it on that answer, and a repeat of the command must then find nothing to make visible.
+
+use super::command::{AbandonItem, CompleteItem, MAX_REPLICAS, NewReplica};
+use super::object::{Description, Name, Object, Replica};
+use super::outcome::{AbandonOutcome, CompleteOutcome, Refusal};
+use super::retired::Stamp;
+use super::table::{MAX_OBJECTS, Slot};
+use super::tenants::Charge;
+use super::{Catalog, each};
+
+impl Catalog {
+    pub(super) fn complete(&mut self, item: &CompleteItem) -> CompleteOutcome {
+        let existing = self.objects.find(item.tenant, item.key.as_bytes());
+        if let Some(object) = existing.map(|slot| self.objects.get(slot))
+            && object.version == item.version
+        {
+            return CompleteOutcome::Completed { replicas: object.replicas().len() as u8 };
+        }
+        let description = self.describe(item, existing);
+        let outcome = match self.admit(item, &description, existing) {
+            Ok(replicas) => {
+                let taken = replicas.len() as u8;
+                if let Some(slot) = existing {
+                    self.drop_object(slot);
+                }
+                self.place(Object::new(Name::new(item.tenant, &item.key), description, replicas));
+                return CompleteOutcome::Completed { replicas: taken };
+            }
+            Err(outcome) => outcome,
+        };
+        let reserved = Stamp::of(item.reserved_at);
+        item.replicas.iter().for_each(|new| self.retire_unless_held(item, new, reserved));
+        outcome
+    }
+
+    /// The copies with which the item may become visible in place of `existing`.
+    fn admit(
+        &self,
+        item: &CompleteItem,
+        description: &Description,
+        existing: Option<Slot>,
+    ) -> Result<Vec<Replica>, CompleteOutcome> {
+        let refuse = |refusal| Err(CompleteOutcome::Refused(refusal));
+        if !self.tenants.serves(item.tenant) {
+            return refuse(Refusal::UnknownTenant);
+        }
+        if !description.is_sound() || !has_sound_replicas(item) {
+            return refuse(Refusal::Malformed);
+        }
+        let existing = existing.map(|slot| self.objects.get(slot));
+        if let Some(object) = existing
+            && !item.upsert
+            && self.is_held(object)
+        {
+            return Err(CompleteOutcome::AlreadyExists { version: object.version });
+        }
+        if !self.retired.admits(item.reserved_at, self.time) {
+            return refuse(Refusal::ReservationExpired);
+        }
+        let good = |new: &&NewReplica| self.nodes.is_current(new.replica) && !self.retired.contains(new.replica);
+        let reserved = Stamp::of(item.reserved_at);
+        let replica = |new: &NewReplica| Replica { id: new.replica, reserved, durability: new.durability };
+        let replicas: Vec<Replica> = item.replicas.iter().filter(good).map(replica).collect();
+        let readable = replicas.iter().filter(|replica| self.nodes.reads(replica.id.node)).count();
+        if readable < usize::from(item.min_replicas) {
+            return refuse(Refusal::TooFewReplicas);
+        }
+        let less = existing.map(Charge::of).unwrap_or_default();
+        let more = Charge { objects: 1, bytes: item.length * replicas.len() as u64 };
+        if !self.tenants.allows(item.tenant, less, more) {
+            return refuse(Refusal::QuotaExceeded);
+        }
+        if existing.is_none() && self.objects.len() >= MAX_OBJECTS {
+            return refuse(Refusal::CatalogFull);
+        }
+        Ok(replicas)
+    }
+
+    /// Pins belong to the key as long as it has an object, so a new version keeps them.
+    fn describe(&self, item: &CompleteItem, existing: Option<Slot>) -> Description {
+        let kept = existing.map_or(0, |slot| self.objects.get(slot).pins);
+        Description {
+            version: item.version,
+            commit_index: self.applied,
+            length: item.length,
+            slice_bytes: item.slice_bytes,
+            data_type: item.data_type,
+            group: item.group.clone(),
+            checksums: item.checksums.clone(),
+            pins: u64::from(kept.max(u32::from(item.pin))),
+            durability: item.durability,
+            min_replicas: item.min_replicas,
+            adopted: false,
+        }
+    }
+
+    /// A malformed item may name copies that are visible; those stay.
+    fn retire_unless_held(&mut self, item: &CompleteItem, new: &NewReplica, reserved: Stamp) {
+        let slot = self.objects.find(item.tenant, item.key.as_bytes());
+        if slot.and_then(|slot| self.objects.get(slot).replica(new.replica)).is_none() {
+            self.retire(new.replica, reserved);
+        }
+    }
+
+    pub(super) fn abandon(&mut self, item: &AbandonItem) -> AbandonOutcome {
+        let slot = self.objects.find(item.tenant, item.key.as_bytes());
+        if let Some(object) = slot.map(|slot| self.objects.get(slot))
+            && object.replica(item.replica).is_some()
+        {
+            return AbandonOutcome::Completed { version: object.version };
+        }
+        self.retire(item.replica, Stamp::of(self.time));
+        AbandonOutcome::Abandoned
+    }
+}
+
+fn has_sound_replicas(item: &CompleteItem) -> bool {
+    let mut nodes = each(&item.replicas, |new| new.replica.node);
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes.len() == item.replicas.len() && (1..=MAX_REPLICAS).contains(&nodes.len())
+}

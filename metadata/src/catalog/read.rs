@@ -1,0 +1,225 @@
+//! Queries: what the catalog answers without changing.
+
+use std::sync::Arc;
+
+use super::command::NodeState;
+use super::object::{Name, Object, Replica};
+use super::query::{
+    Answer, Counts, GroupMember, HeldReplica, KeyFilter, ListedObject, Located, MAX_PAGE_ITEMS, MatchedObject, Matches,
+    ObjectLocation, ObjectStat, Page, Presence, Query, ReplicaLocation,
+};
+use super::table::Slot;
+use super::{Catalog, KeyBucket, each};
+use crate::node::NodeId;
+use crate::object::{DataType, ObjectKey, TenantId};
+
+impl Catalog {
+    /// Answers one question at the index of [`Catalog::applied`].
+    #[must_use]
+    pub fn query(&self, query: &Query) -> Answer {
+        match query {
+            Query::Locate { tenant, keys } => Answer::Located(each(keys, |key| self.locate(*tenant, key))),
+            Query::Exists { tenant, keys } => Answer::Presence(each(keys, |key| self.presence(*tenant, key))),
+            Query::List { tenant, prefix, after, limit, data_type } => {
+                Answer::Page(self.list(*tenant, prefix, after.as_ref(), *limit, *data_type))
+            }
+            Query::Matching { tenant, filter, after, limit } => {
+                Answer::Matches(self.matching(*tenant, filter, after.as_ref(), *limit))
+            }
+            Query::Stat { tenant, key } => Answer::Stat(self.stat(*tenant, key)),
+            Query::Group { tenant, group } => Answer::Group(self.group(*tenant, group)),
+            Query::FreeList { node, after, limit } => Answer::FreeList(self.nodes.free_list(*node, *after, *limit)),
+            Query::Digests { node } => Answer::Digests(self.nodes.digests(*node)),
+            Query::Bucket { node, bucket } => Answer::Bucket(self.held(*node, *bucket)),
+            Query::Nodes => Answer::Nodes(self.nodes.stats()),
+            Query::Tenants => Answer::Tenants(self.tenants.stats()),
+            Query::Counts => Answer::Counts(self.counts()),
+        }
+    }
+
+    /// Where one object is.
+    #[must_use]
+    pub fn locate(&self, tenant: TenantId, key: &ObjectKey) -> Located {
+        match self.visible(tenant, key) {
+            Some(slot) => Located::Found(Box::new(self.location(self.objects.get(slot)))),
+            None if self.settings.rebuilding => Located::Recovering,
+            None => Located::Missing,
+        }
+    }
+
+    /// Whether one object can be read.
+    #[must_use]
+    pub fn presence(&self, tenant: TenantId, key: &ObjectKey) -> Presence {
+        match self.visible(tenant, key) {
+            Some(slot) => self.presence_of(self.objects.get(slot)),
+            None if self.settings.rebuilding => Presence::Recovering,
+            None => Presence::Missing,
+        }
+    }
+
+    fn presence_of(&self, object: &Object) -> Presence {
+        let mut presence = Presence::Unavailable;
+        for replica in object.replicas() {
+            match self.nodes.get(replica.id.node) {
+                Some(node) if node.reads() && node.confirms(replica.id.incarnation) => return Presence::Present,
+                Some(node) if node.reads() => presence = Presence::Recovering,
+                _ => {}
+            }
+        }
+        presence
+    }
+
+    fn location(&self, object: &Object) -> ObjectLocation {
+        ObjectLocation {
+            version: object.version,
+            commit_index: object.commit_index,
+            length: object.length,
+            slice_bytes: object.slice_bytes,
+            data_type: object.data_type,
+            checksums: object.checksums().to_vec(),
+            group: object.group.clone(),
+            presence: self.presence_of(object),
+            replicas: each(object.replicas(), |replica| self.replica_location(replica)),
+        }
+    }
+
+    fn replica_location(&self, replica: &Replica) -> ReplicaLocation {
+        let node = self.nodes.get(replica.id.node);
+        ReplicaLocation {
+            replica: replica.id,
+            durability: replica.durability,
+            node_state: node.map_or(NodeState::Absent, |node| node.state),
+            confirmed: node.is_some_and(|node| node.confirms(replica.id.incarnation)),
+        }
+    }
+
+    fn stat(&self, tenant: TenantId, key: &ObjectKey) -> Option<ObjectStat> {
+        let object = self.objects.get(self.visible(tenant, key)?);
+        Some(ObjectStat {
+            listed: listed(object),
+            location: self.location(object),
+            durability: object.durability,
+            min_replicas: object.min_replicas,
+        })
+    }
+
+    /// Objects from `prefix` on and behind `after`, in key order.
+    fn walk<'a>(
+        &'a self,
+        tenant: TenantId,
+        prefix: &'a [u8],
+        after: Option<&'a ObjectKey>,
+    ) -> impl Iterator<Item = &'a Object> {
+        let after = after.map_or(&[][..], ObjectKey::as_bytes);
+        self.objects
+            .range(tenant, prefix.max(after))
+            .filter(move |object| object.name.key_bytes() != after)
+            .take_while(move |object| object.name.key_bytes().starts_with(prefix))
+            .take_while(move |_| self.tenants.serves(tenant))
+    }
+
+    fn list(
+        &self,
+        tenant: TenantId,
+        prefix: &[u8],
+        after: Option<&ObjectKey>,
+        limit: usize,
+        data_type: Option<DataType>,
+    ) -> Page {
+        let limit = limit.clamp(1, MAX_PAGE_ITEMS);
+        let mut page = Page::default();
+        let mut last = None;
+        // A filter that matches little must not make one page walk everything.
+        for (examined, object) in self.walk(tenant, prefix, after).enumerate() {
+            if page.objects.len() == limit || examined == MAX_PAGE_ITEMS {
+                page.next = last.map(Name::key);
+                break;
+            }
+            last = Some(&object.name);
+            if data_type.is_none_or(|wanted| wanted == object.data_type) {
+                page.objects.push(listed(object));
+            }
+        }
+        page
+    }
+
+    fn matching(&self, tenant: TenantId, filter: &KeyFilter, after: Option<&ObjectKey>, limit: usize) -> Matches {
+        let limit = limit.clamp(1, MAX_PAGE_ITEMS);
+        let prefix = if let KeyFilter::Prefix(prefix) = filter { &prefix[..] } else { &[] };
+        let mut matches = Matches::default();
+        let mut last = None;
+        for object in self.walk(tenant, prefix, after) {
+            if matches.examined == limit as u64 {
+                matches.next = last.map(Name::key);
+                break;
+            }
+            last = Some(&object.name);
+            matches.examined += 1;
+            if let KeyFilter::Pattern(pattern) = filter
+                && !pattern.is_match(object.name.key_bytes())
+            {
+                continue;
+            }
+            let key = object.name.key();
+            matches.objects.push(MatchedObject { key, version: object.version, pins: object.pins });
+        }
+        matches
+    }
+
+    fn group(&self, tenant: TenantId, group: &Arc<str>) -> Vec<GroupMember> {
+        if !self.tenants.serves(tenant) {
+            return Vec::new();
+        }
+        let from = (tenant, Arc::clone(group), Slot(0));
+        let through = (tenant, Arc::clone(group), Slot(u32::MAX));
+        let mut members: Vec<&Object> =
+            self.groups.range(from..=through).map(|(_, _, slot)| self.objects.get(*slot)).collect();
+        members.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        members.truncate(MAX_PAGE_ITEMS);
+        each(&members, |object| GroupMember {
+            key: object.name.key(),
+            version: object.version,
+            presence: self.presence_of(object),
+        })
+    }
+
+    fn held(&self, node: NodeId, bucket: KeyBucket) -> Vec<HeldReplica> {
+        let mut held = Vec::new();
+        for object in self.objects.bucket(bucket) {
+            if let Some(replica) = object.replicas().iter().find(|replica| replica.id.node == node) {
+                let key = object.name.key();
+                held.push(HeldReplica { tenant: object.tenant(), key, version: object.version, replica: replica.id });
+            }
+        }
+        held
+    }
+
+    fn counts(&self) -> Counts {
+        let (replicas, bytes) = self.nodes.totals();
+        Counts {
+            applied: self.applied,
+            time: self.time,
+            objects: self.objects.len() as u64,
+            replicas,
+            bytes,
+            nodes: self.nodes.0.len() as u64,
+            tenants: self.tenants.len() as u64,
+            sessions: self.sessions.len() as u64,
+            remembered: self.sessions.remembered() as u64,
+            retired: self.retired.len() as u64,
+            settings: self.settings.list(),
+        }
+    }
+}
+
+fn listed(object: &Object) -> ListedObject {
+    ListedObject {
+        key: object.name.key(),
+        version: object.version,
+        length: object.length,
+        data_type: object.data_type,
+        group: object.group.clone(),
+        pins: object.pins,
+        replicas: object.replicas().len() as u32,
+    }
+}

@@ -1,0 +1,191 @@
+//! Further copies of objects, and fewer: add, adopt, forget, and the end of a returning node's announcement.
+
+use super::command::{AddReplicaItem, AdoptItem, ForgetMode, MAX_REPLICAS, ObjectFacts, ReplicaName};
+use super::image::RowKey;
+use super::object::{Description, Name, Object, Replica};
+use super::outcome::{AddReplicaOutcome, ForgetOutcome, NodeOutcome, Outcome, Refusal};
+use super::retired::Stamp;
+use super::table::{MAX_OBJECTS, Slot};
+use super::tenants::Charge;
+use super::{Catalog, each};
+use crate::node::{Incarnation, NodeId};
+use crate::object::{Durability, VersionId};
+
+impl Catalog {
+    /// A copy that its node made now. What is refused is retired: its node frees it on this answer.
+    pub(super) fn add_replica(&mut self, item: &AddReplicaItem) -> AddReplicaOutcome {
+        let outcome = self.admit_copy(item, |catalog, object| {
+            if !catalog.nodes.is_current(item.replica) {
+                return Err(Refusal::StaleNode);
+            }
+            let more = Charge { objects: 0, bytes: object.length };
+            let allowed = catalog.tenants.allows(item.tenant, Charge::default(), more);
+            if allowed { Ok(()) } else { Err(Refusal::QuotaExceeded) }
+        });
+        if let Err(refusal) = outcome {
+            self.retire(item.replica, Stamp::of(item.reserved_at));
+            return AddReplicaOutcome::Refused(refusal);
+        }
+        AddReplicaOutcome::Added
+    }
+
+    /// A copy that a node found after its return. It creates no object, except in a rebuild. A refused one is not
+    /// retired: its complete may still be on its way, so its node abandons it before it frees it.
+    pub(super) fn adopt(&mut self, item: &AdoptItem) -> AddReplicaOutcome {
+        if self.settings.rebuilding
+            && let Some(facts) = &item.facts
+        {
+            self.rebuild_object(&item.copy, facts);
+        }
+        let copy = &item.copy;
+        let life = |catalog: &Self| catalog.nodes.get(copy.replica.node).map(|node| node.incarnation);
+        let known = |catalog: &Self| life(catalog).is_some_and(|life| copy.replica.incarnation <= life);
+        match self.admit_copy(copy, |catalog, _| if known(catalog) { Ok(()) } else { Err(Refusal::StaleNode) }) {
+            Ok(()) => AddReplicaOutcome::Added,
+            Err(refusal) => AddReplicaOutcome::Refused(refusal),
+        }
+    }
+
+    /// Attaches a copy of a current version unless something or `also` is against it.
+    fn admit_copy(
+        &mut self,
+        item: &AddReplicaItem,
+        also: impl Fn(&Self, &Object) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let slot = self.find_version(item).ok_or(Refusal::NoSuchVersion)?;
+        let object = self.objects.get(slot);
+        if object.replica(item.replica).is_some() {
+            return Ok(());
+        }
+        if !self.retired.admits(item.reserved_at, self.time) {
+            return Err(Refusal::ReservationExpired);
+        }
+        if self.retired.contains(item.replica) {
+            return Err(Refusal::Abandoned);
+        }
+        if object.has_replica_on(item.replica.node) || object.replicas().len() >= MAX_REPLICAS {
+            return Err(Refusal::TooManyReplicas);
+        }
+        also(self, object)?;
+        let reserved = Stamp::of(item.reserved_at);
+        self.attach(slot, Replica { id: item.replica, reserved, durability: item.durability });
+        Ok(())
+    }
+
+    fn find_version(&self, item: &AddReplicaItem) -> Option<Slot> {
+        let slot = self.objects.find(item.tenant, item.key.as_bytes())?;
+        let serves = self.tenants.serves(item.tenant);
+        (serves && self.objects.get(slot).version == item.version).then_some(slot)
+    }
+
+    /// Makes sure that an announced version is there, if it is the best that was announced of its key so far: the
+    /// highest commit index wins, an unknown one (0) loses to any, and what was put since the rebuild began stays.
+    fn rebuild_object(&mut self, copy: &AddReplicaItem, facts: &ObjectFacts) {
+        let slot = self.objects.find(copy.tenant, copy.key.as_bytes());
+        let existing = slot.map(|slot| self.objects.get(slot));
+        if let Some(object) = existing.filter(|object| object.version == copy.version) {
+            if object.adopted && facts.commit_index > object.commit_index {
+                let name = object.name.clone();
+                self.objects.get_mut(slot.expect("just seen")).commit_index = facts.commit_index;
+                self.changes.insert(RowKey::Object(name));
+            }
+            return;
+        }
+        let better = existing.is_none_or(|object| object.adopted && facts.commit_index > object.commit_index);
+        let description = describe(copy.version, copy.durability, facts);
+        let known = self.nodes.get(copy.replica.node).is_some_and(|node| copy.replica.incarnation <= node.incarnation);
+        let admitted = self.retired.admits(copy.reserved_at, self.time) && !self.retired.contains(copy.replica);
+        let room = self.objects.len() < MAX_OBJECTS;
+        if !(better && description.is_sound() && known && admitted && room && self.tenants.serves(copy.tenant)) {
+            return;
+        }
+        if let Some(slot) = slot {
+            self.drop_object(slot);
+        }
+        let replica = Replica { id: copy.replica, reserved: Stamp::of(copy.reserved_at), durability: copy.durability };
+        self.place(Object::new(Name::new(copy.tenant, &copy.key), description, vec![replica]));
+    }
+
+    pub(super) fn forget(&mut self, mode: ForgetMode, item: &ReplicaName) -> ForgetOutcome {
+        let Some((slot, replica)) = self.find_replica(item) else { return ForgetOutcome::Unknown };
+        let object = self.objects.get(slot);
+        let others_read = self.others(object, replica).count();
+        match mode {
+            ForgetMode::SurplusOnly if !self.is_surplus(object, replica) => return ForgetOutcome::StillNeeded,
+            ForgetMode::EvenLast if object.pins > 0 && others_read == 0 => return ForgetOutcome::Pinned,
+            ForgetMode::SurplusOnly | ForgetMode::EvenLast => {}
+        }
+        self.take_away(slot, replica)
+    }
+
+    /// Whether enough copies on reading nodes remain without this one, and one at least of the durability that the
+    /// put asked for, if this one has it.
+    fn is_surplus(&self, object: &Object, replica: Replica) -> bool {
+        let needed = usize::from(object.min_replicas);
+        let durable = |copy: &Replica| copy.durability >= object.durability;
+        self.others(object, replica).count() >= needed
+            && (!durable(&replica) || self.others(object, replica).any(|other| durable(&other)))
+    }
+
+    /// The other copies on nodes that read.
+    fn others<'a>(&'a self, object: &'a Object, replica: Replica) -> impl Iterator<Item = Replica> + 'a {
+        let reads = move |other: &Replica| other.id != replica.id && self.nodes.reads(other.id.node);
+        object.replicas().iter().copied().filter(reads)
+    }
+
+    fn find_replica(&self, item: &ReplicaName) -> Option<(Slot, Replica)> {
+        let slot = self.objects.find(item.tenant, item.key.as_bytes())?;
+        self.objects.get(slot).replica(item.replica).map(|replica| (slot, replica))
+    }
+
+    /// Takes one copy away, and the object with the last one. Its node frees it on this answer.
+    fn take_away(&mut self, slot: Slot, replica: Replica) -> ForgetOutcome {
+        let last = self.objects.get(slot).replicas().len() == 1;
+        if last {
+            self.displace(slot);
+        } else {
+            self.detach(slot, replica);
+        }
+        ForgetOutcome::Forgotten { last }
+    }
+
+    pub(super) fn end_announcement(
+        &mut self,
+        node: NodeId,
+        incarnation: Incarnation,
+        lost: &[ReplicaName],
+        last: bool,
+    ) -> Outcome {
+        let outcome = match self.nodes.in_life(node, incarnation) {
+            Err(outcome) => return Outcome::Announcement { node: outcome, lost: Vec::new() },
+            Ok(known) => {
+                known.announcing &= !last;
+                NodeOutcome::Accepted { announce: known.announcing }
+            }
+        };
+        self.changes.insert(RowKey::Node(node));
+        let is_older = |item: &ReplicaName| item.replica.node == node && item.replica.incarnation < incarnation;
+        let lost = each(lost, |item| match self.find_replica(item).filter(|_| is_older(item)) {
+            // Pinned or not: what is lost is lost.
+            Some((slot, replica)) => self.take_away(slot, replica),
+            None => ForgetOutcome::Unknown,
+        });
+        Outcome::Announcement { node: outcome, lost }
+    }
+}
+
+fn describe(version: VersionId, durability: Durability, facts: &ObjectFacts) -> Description {
+    Description {
+        version,
+        commit_index: facts.commit_index,
+        length: facts.length,
+        slice_bytes: facts.slice_bytes,
+        data_type: facts.data_type,
+        group: None,
+        checksums: facts.checksums.clone(),
+        pins: 0,
+        durability,
+        min_replicas: 1,
+        adopted: true,
+    }
+}

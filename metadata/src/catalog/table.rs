@@ -1,0 +1,159 @@
+//! All objects: where they lie in memory, how they are found by key, and their order by key.
+//!
+//! Three parts, because no one structure is flat in cost, small and ordered at once:
+//! - a slab of objects in blocks, so that growth never copies an object and a slot is 4 bytes;
+//! - per key bucket a hash table of slots. Point operations, which are nearly all, take one probe whatever the size.
+//!   4,096 small tables instead of one large: each grows by itself (a pause of microseconds, not a second), and a
+//!   node's copies in a bucket are found without an index of their own;
+//! - an [`Order`] of slots by name, for listing and matching only. It costs each put and removal a search, but the
+//!   upper steps of it stay in the processor's caches.
+//!
+//! A tree by name alone would cost every `locate` that search; measured figures are in `docs/src/catalog.md`.
+//! Determinism: no answer depends on the order of a hash table; [`ObjectTable::bucket`] sorts.
+
+use hashbrown::HashTable;
+
+use super::object::{Name, Object};
+use super::order::Order;
+use super::{KEY_BUCKETS, KeyBucket};
+use crate::object::{KeyHash, TenantId};
+
+/// Index of an object in the slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Slot(pub(super) u32);
+
+/// Objects of one block of the slab: 128 KiB.
+const BLOCK: usize = 1024;
+/// Most objects: what a slot can number, with room to spare.
+pub(super) const MAX_OBJECTS: usize = 1 << 31;
+
+pub(super) struct ObjectTable {
+    blocks: Vec<Vec<Option<Object>>>,
+    vacant: Vec<Slot>,
+    buckets: Box<[HashTable<Slot>]>,
+    order: Order,
+    count: usize,
+}
+
+impl ObjectTable {
+    pub(super) fn new() -> Self {
+        Self {
+            blocks: Vec::new(),
+            vacant: Vec::new(),
+            buckets: (0..KEY_BUCKETS).map(|_| HashTable::new()).collect(),
+            order: Order::new(),
+            count: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn find(&self, tenant: TenantId, key: &[u8]) -> Option<Slot> {
+        let hash = KeyHash::of(tenant, key);
+        self.buckets[KeyBucket::of(hash).index()]
+            .find(spread(hash), |&slot| {
+                let object = self.get(slot);
+                object.hash == hash && object.name.is(tenant, key)
+            })
+            .copied()
+    }
+
+    pub(super) fn get(&self, slot: Slot) -> &Object {
+        let (block, index) = place(slot);
+        self.blocks[block][index].as_ref().expect("a slot in use")
+    }
+
+    pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Object {
+        let (block, index) = place(slot);
+        self.blocks[block][index].as_mut().expect("a slot in use")
+    }
+
+    /// Adds an object whose name is not there yet.
+    pub(super) fn insert(&mut self, object: Object) -> Slot {
+        let (hash, bucket) = (object.hash, object.bucket().index());
+        let slot = self.seat(object);
+        let blocks = &self.blocks;
+        self.buckets[bucket].insert_unique(spread(hash), slot, |&slot| spread(get(blocks, slot).hash));
+        self.order.insert(slot, get(blocks, slot).name.as_bytes(), |slot| get(blocks, slot).name.as_bytes());
+        self.count += 1;
+        slot
+    }
+
+    /// Takes an object out.
+    pub(super) fn remove(&mut self, slot: Slot) -> Object {
+        let blocks = &self.blocks;
+        let object = get(blocks, slot);
+        self.buckets[object.bucket().index()]
+            .find_entry(spread(object.hash), |&other| other == slot)
+            .expect("every object is in its bucket")
+            .remove();
+        self.order.remove(object.name.as_bytes(), |slot| get(blocks, slot).name.as_bytes());
+        self.count -= 1;
+        self.vacant.push(slot);
+        let (block, index) = place(slot);
+        self.blocks[block][index].take().expect("a slot in use")
+    }
+
+    /// Objects of a tenant in key order, from the first key that is `start` or above.
+    pub(super) fn range<'a>(&'a self, tenant: TenantId, start: &[u8]) -> impl Iterator<Item = &'a Object> + use<'a> {
+        let from = Name::bytes(tenant, start);
+        self.order
+            .range(&from, |slot| self.get(slot).name.as_bytes())
+            .map(|slot| self.get(slot))
+            .take_while(move |object| object.tenant() == tenant)
+    }
+
+    /// All objects by name.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Object> {
+        self.order.range(&[], |slot| self.get(slot).name.as_bytes()).map(|slot| self.get(slot))
+    }
+
+    /// Objects of a bucket by name.
+    pub(super) fn bucket(&self, bucket: KeyBucket) -> Vec<&Object> {
+        let mut objects: Vec<_> = self.buckets[bucket.index()].iter().map(|&slot| self.get(slot)).collect();
+        objects.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        objects
+    }
+
+    fn seat(&mut self, object: Object) -> Slot {
+        if let Some(slot) = self.vacant.pop() {
+            let (block, index) = place(slot);
+            self.blocks[block][index] = Some(object);
+            return slot;
+        }
+        if self.blocks.last().is_none_or(|block| block.len() == BLOCK) {
+            self.blocks.push(Vec::with_capacity(BLOCK));
+        }
+        let block = self.blocks.len() - 1;
+        let objects = &mut self.blocks[block];
+        objects.push(Some(object));
+        Slot(u32::try_from(block * BLOCK + objects.len() - 1).expect("bounded by MAX_OBJECTS"))
+    }
+
+    pub(super) fn validate(&self) {
+        let seated = self.blocks.iter().flatten().flatten().count();
+        assert_eq!(seated, self.count, "objects in the slab");
+        assert_eq!(self.buckets.iter().map(HashTable::len).sum::<usize>(), self.count, "objects in buckets");
+        self.order.validate(self.count, |slot| self.get(slot).name.as_bytes());
+        for object in self.iter() {
+            let slot = self.find(object.tenant(), object.name.key_bytes()).expect("found by its key");
+            assert_eq!(self.get(slot).name, object.name);
+        }
+    }
+}
+
+fn place(slot: Slot) -> (usize, usize) {
+    (slot.0 as usize / BLOCK, slot.0 as usize % BLOCK)
+}
+
+fn get(blocks: &[Vec<Option<Object>>], slot: Slot) -> &Object {
+    let (block, index) = place(slot);
+    blocks[block][index].as_ref().expect("a slot in use")
+}
+
+/// Within a bucket the upper bits of the hash are equal; the table takes its tags from there.
+fn spread(hash: KeyHash) -> u64 {
+    hash.0.rotate_left(KeyBucket::BITS)
+}

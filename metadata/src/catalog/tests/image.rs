@@ -1,0 +1,115 @@
+//! The durable image.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A catalog in which every kind of row occurs.
+fn rich() -> World {
+    let mut world = World::new(3);
+    let quota = Quota { bytes: Some(1 << 40), objects: None };
+    world.tenant(&Command::CreateTenant { name: "x".to_owned(), quota });
+    world.session(&Command::OpenSession { session: SessionId(5) });
+    for sequence in 1..=20 {
+        let mut item = world.put(&format!("{sequence}"), sequence, &[1, 2, 3]);
+        item.replicas.truncate(1 + sequence as usize % 3);
+        item.group = (sequence % 4 == 0).then(|| "group".into());
+        item.length = 100 + sequence * (1 << 20);
+        item.checksums = (0..crate::SliceHeader::slice_count(item.length, 1 << 20)).collect();
+        world.complete(&item);
+    }
+    world.pin("3");
+    world.remove("7");
+    world.abandon("8", replica(3, 999));
+    let request = Some(RequestId { session: SessionId(5), sequence: 1 });
+    world.remove_item(&RemoveItem { tenant: TENANT, key: key("9"), version: None, force: false, request });
+    world.apply(&Command::Pin(vec![PinItem {
+        tenant: TENANT,
+        key: key("4"),
+        request: request.map(|request| RequestId { sequence: 2, ..request }),
+    }]));
+    world.register(2, 2);
+    world.set_state(3, 1, NodeState::Draining);
+    world
+}
+
+#[test]
+fn a_loaded_catalog_is_the_catalog_that_was_saved() {
+    let world = rich();
+    let rows = world.catalog.rows();
+    assert!(rows.is_sorted());
+    let kinds: BTreeSet<u8> = rows.iter().map(|(key, _)| key[0]).collect();
+    assert_eq!(kinds.into_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>(), "every kind of row occurs");
+    let mut loaded = Catalog::load(rows.clone()).expect("its own rows");
+    loaded.validate();
+    assert_eq!(loaded.rows(), rows);
+    assert!(loaded.take_changes().is_empty(), "a loaded catalog has nothing to write");
+}
+
+#[test]
+fn changes_taken_one_after_the_other_are_the_image() {
+    let mut image = BTreeMap::new();
+    let mut take = |catalog: &mut Catalog| {
+        for (key, row) in catalog.take_changes() {
+            match row {
+                Some(row) => drop(image.insert(key, row)),
+                None => drop(image.remove(&key)),
+            }
+        }
+        image.clone()
+    };
+    let mut world = rich();
+    assert_eq!(take(&mut world.catalog).into_iter().collect::<Vec<_>>(), world.catalog.rows());
+    assert!(world.catalog.take_changes().is_empty());
+    for sequence in 1..=20 {
+        world.remove(&format!("{sequence}"));
+    }
+    world.pass(Duration::from_secs(700));
+    world.session(&Command::ExpireSessions);
+    world.apply(&Command::Freed { node: NodeId(1), through: LogIndex(u64::MAX) });
+    world.tenant(&Command::DropTenant { tenant: TenantId(1) });
+    assert_eq!(take(&mut world.catalog).into_iter().collect::<Vec<_>>(), world.catalog.rows());
+}
+
+#[test]
+fn a_new_catalog_and_no_rows_are_the_same() {
+    let loaded = Catalog::load(Vec::new()).expect("no rows");
+    assert_eq!(loaded.rows(), Catalog::new().rows());
+}
+
+#[test]
+fn rows_without_the_first_or_out_of_order_are_refused() {
+    let rows = rich().catalog.rows();
+    assert_eq!(Catalog::load(rows[1..].to_vec()).err(), Some(LoadError::NoMeta));
+    let mut swapped = rows.clone();
+    swapped.swap(2, 3);
+    assert!(matches!(Catalog::load(swapped), Err(LoadError::Order { .. })));
+    let without_nodes = rows.into_iter().filter(|(key, _)| key[0] != 1);
+    assert!(matches!(Catalog::load(without_nodes), Err(LoadError::Inconsistent { .. })));
+}
+
+#[test]
+fn a_row_of_a_later_version_is_named() {
+    let mut rows = rich().catalog.rows();
+    rows[0].1[0] = 2;
+    let source = DecodeError::Version { found: 2, known: 1 };
+    assert_eq!(Catalog::load(rows).err(), Some(LoadError::Row { row: vec![0], source }));
+}
+
+proptest! {
+    #[test]
+    fn damaged_rows_give_an_error_or_a_catalog_never_a_panic(row: prop::sample::Index, byte: prop::sample::Index, bit in 0u8..8, cut: bool) {
+        let mut rows = rich().catalog.rows();
+        let row = row.index(rows.len());
+        let (_, value) = &mut rows[row];
+        if cut {
+            value.truncate(byte.index(value.len()));
+        } else {
+            let byte = byte.index(value.len());
+            value[byte] ^= 1 << bit;
+        }
+        let _ = Catalog::load(rows);
+    }
+}

@@ -1,0 +1,355 @@
+//! Nodes' lives, further copies, forgetting, free lists and digests.
+
+use super::*;
+use crate::object::KeyHash;
+
+fn digests(world: &World, node: u32) -> Vec<u64> {
+    match world.catalog.query(&Query::Digests { node: NodeId(node) }) {
+        Answer::Digests(digests) => digests,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_older_life_is_refused() {
+    let mut world = World::new(1);
+    assert_eq!(world.register(1, 3), NodeOutcome::Accepted { announce: true });
+    assert_eq!(world.register(1, 2), NodeOutcome::Stale { current: Incarnation(3) });
+    assert_eq!(world.set_state(1, 2, NodeState::Absent), NodeOutcome::Stale { current: Incarnation(3) });
+    assert_eq!(world.set_state(9, 1, NodeState::Absent), NodeOutcome::Unknown);
+}
+
+#[test]
+fn an_absent_node_keeps_its_copies_for_its_return() {
+    let mut world = World::new(1);
+    world.stored("a", 1, &[1]);
+    world.set_state(1, 1, NodeState::Absent);
+    assert_eq!(world.presence("a"), Presence::Unavailable);
+    world.register(1, 1);
+    assert_eq!(world.presence("a"), Presence::Present);
+}
+
+#[test]
+fn copies_of_an_older_life_are_recovering_until_the_announcement_ends() {
+    let mut world = World::new(1);
+    world.stored("a", 1, &[1]);
+    assert_eq!(world.register(1, 2), NodeOutcome::Accepted { announce: true });
+    assert_eq!(world.presence("a"), Presence::Recovering);
+    let mut item = world.put("b", 2, &[1]);
+    item.replicas[0].replica.incarnation = Incarnation(2);
+    world.complete(&item);
+    assert_eq!(world.presence("b"), Presence::Present, "copies of the new life are confirmed");
+    let end = |last| Command::EndAnnouncement { node: NodeId(1), incarnation: Incarnation(2), lost: vec![], last };
+    world.apply(&end(false));
+    assert_eq!(world.presence("a"), Presence::Recovering);
+    world.apply(&end(true));
+    assert_eq!(world.presence("a"), Presence::Present);
+}
+
+#[test]
+fn only_the_committed_end_of_an_announcement_drops_what_was_lost() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1]);
+    world.stored("b", 2, &[1, 2]);
+    world.pin("a");
+    world.register(1, 2);
+    let lost =
+        vec![replica_name("a", replica(1, 1)), replica_name("b", replica(1, 2)), replica_name("b", replica(2, 2))];
+    let mut end = Command::EndAnnouncement { node: NodeId(1), incarnation: Incarnation(1), lost, last: true };
+    let stale = NodeOutcome::Stale { current: Incarnation(2) };
+    assert_eq!(world.apply(&end), Outcome::Announcement { node: stale, lost: vec![] });
+    assert_eq!(world.counts().objects, 2);
+    if let Command::EndAnnouncement { incarnation, .. } = &mut end {
+        *incarnation = Incarnation(2);
+    }
+    let outcomes = vec![
+        ForgetOutcome::Forgotten { last: true },
+        ForgetOutcome::Forgotten { last: false },
+        ForgetOutcome::Unknown, // another node's copy
+    ];
+    let node = NodeOutcome::Accepted { announce: false };
+    assert_eq!(world.apply(&end), Outcome::Announcement { node, lost: outcomes });
+    assert_eq!(world.presence("a"), Presence::Missing);
+    assert_eq!(world.replicas("b"), [replica(2, 2)]);
+}
+
+#[test]
+fn an_announcement_drops_no_copy_of_the_new_life() {
+    let mut world = World::new(1);
+    world.register(1, 2);
+    let mut item = world.put("a", 1, &[1]);
+    item.replicas[0].replica.incarnation = Incarnation(2);
+    world.complete(&item);
+    let lost = vec![replica_name("a", item.replicas[0].replica)];
+    let end = Command::EndAnnouncement { node: NodeId(1), incarnation: Incarnation(2), lost, last: true };
+    let node = NodeOutcome::Accepted { announce: false };
+    assert_eq!(world.apply(&end), Outcome::Announcement { node, lost: vec![ForgetOutcome::Unknown] });
+    assert_eq!(world.presence("a"), Presence::Present);
+}
+
+#[test]
+fn a_late_forget_spares_the_replica_of_a_later_put() {
+    let mut world = World::new(1);
+    world.stored("a", 1, &[1]);
+    world.remove("a");
+    world.stored("a", 2, &[1]);
+    assert_eq!(world.forget(ForgetMode::EvenLast, "a", replica(1, 1)), ForgetOutcome::Unknown);
+    assert_eq!(world.replicas("a"), [replica(1, 2)]);
+}
+
+#[test]
+fn two_nodes_cannot_both_trim_the_others_surplus() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1, 2]);
+    let mode = ForgetMode::SurplusOnly;
+    assert_eq!(world.forget(mode, "a", replica(1, 1)), ForgetOutcome::Forgotten { last: false });
+    assert_eq!(world.forget(mode, "a", replica(2, 1)), ForgetOutcome::StillNeeded);
+}
+
+#[test]
+fn copies_on_absent_nodes_make_no_surplus() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1, 2]);
+    world.set_state(1, 1, NodeState::Absent);
+    assert_eq!(world.forget(ForgetMode::SurplusOnly, "a", replica(2, 1)), ForgetOutcome::StillNeeded);
+}
+
+#[test]
+fn a_surplus_leaves_one_copy_of_the_durability_asked_for() {
+    let mut world = World::new(2);
+    let mut item = world.put("a", 1, &[1, 2]);
+    item.durability = Durability::Nvme;
+    item.replicas[0].durability = Durability::Nvme;
+    world.complete(&item);
+    assert_eq!(world.forget(ForgetMode::SurplusOnly, "a", replica(1, 1)), ForgetOutcome::StillNeeded);
+    let memory = world.forget(ForgetMode::SurplusOnly, "a", replica(2, 1));
+    assert_eq!(memory, ForgetOutcome::Forgotten { last: false });
+}
+
+#[test]
+fn eviction_of_the_last_copy_ends_the_object_unless_pinned() {
+    let mut world = World::new(1);
+    world.stored("a", 1, &[1]);
+    world.pin("a");
+    assert_eq!(world.forget(ForgetMode::EvenLast, "a", replica(1, 1)), ForgetOutcome::Pinned);
+    world.apply(&Command::Unpin(vec![PinItem { tenant: TENANT, key: key("a"), request: None }]));
+    assert_eq!(world.forget(ForgetMode::EvenLast, "a", replica(1, 1)), ForgetOutcome::Forgotten { last: true });
+    assert_eq!(world.presence("a"), Presence::Missing);
+    assert_eq!(world.free_list(1), [], "its node frees on the answer");
+    assert_eq!(world.forget(ForgetMode::EvenLast, "a", replica(1, 1)), ForgetOutcome::Unknown);
+}
+
+#[test]
+fn a_further_copy_counts_once_however_often_it_is_added() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1]);
+    let item = world.further("a", 1, replica(2, 9));
+    assert_eq!(world.add(&item), AddReplicaOutcome::Added);
+    assert_eq!(world.add(&item), AddReplicaOutcome::Added);
+    assert_eq!(world.counts().replicas, 2);
+}
+
+#[test]
+fn a_forgotten_copy_is_not_added_again_by_a_repeat() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1]);
+    let item = world.further("a", 1, replica(2, 9));
+    world.add(&item);
+    world.forget(ForgetMode::SurplusOnly, "a", replica(2, 9));
+    assert_eq!(world.add(&item), AddReplicaOutcome::Refused(Refusal::Abandoned));
+}
+
+#[test]
+fn a_copy_that_was_refused_stays_refused() {
+    let mut world = World::new(2);
+    let item = world.further("a", 1, replica(2, 9));
+    assert_eq!(world.add(&item), AddReplicaOutcome::Refused(Refusal::NoSuchVersion));
+    world.stored("a", 1, &[1]);
+    assert_eq!(world.add(&item), AddReplicaOutcome::Refused(Refusal::Abandoned));
+}
+
+#[test]
+fn a_copy_of_a_replaced_version_is_refused() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1]);
+    let item = world.further("a", 1, replica(2, 9));
+    world.remove("a");
+    world.stored("a", 2, &[1]);
+    assert_eq!(world.add(&item), AddReplicaOutcome::Refused(Refusal::NoSuchVersion));
+}
+
+#[test]
+fn a_node_has_one_copy_of_a_version() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1]);
+    let second = world.further("a", 1, replica(1, 9));
+    assert_eq!(world.add(&second), AddReplicaOutcome::Refused(Refusal::TooManyReplicas));
+}
+
+#[test]
+fn a_copy_of_an_ended_life_is_not_added() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1]);
+    let item = world.further("a", 1, replica(2, 9));
+    world.register(2, 2);
+    assert_eq!(world.add(&item), AddReplicaOutcome::Refused(Refusal::StaleNode));
+}
+
+#[test]
+fn adopt_takes_copies_of_older_lives_by_version_and_creates_nothing() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1]);
+    world.register(2, 2);
+    let facts = |commit_index| ObjectFacts {
+        length: 100,
+        slice_bytes: 1 << 20,
+        data_type: DataType::KvCache,
+        checksums: vec![1],
+        commit_index: LogIndex(commit_index),
+    };
+    let known = AdoptItem { copy: world.further("a", 1, replica(2, 9)), facts: Some(facts(5)) };
+    assert_eq!(world.adopt(&known), AddReplicaOutcome::Added);
+    let other_version = AdoptItem { copy: world.further("a", 2, replica(2, 10)), facts: Some(facts(5)) };
+    assert_eq!(world.adopt(&other_version), AddReplicaOutcome::Refused(Refusal::NoSuchVersion));
+    let unknown = AdoptItem { copy: world.further("b", 3, replica(2, 11)), facts: Some(facts(5)) };
+    assert_eq!(world.adopt(&unknown), AddReplicaOutcome::Refused(Refusal::NoSuchVersion));
+    assert_eq!(world.presence("b"), Presence::Missing);
+}
+
+#[test]
+fn in_a_rebuild_the_highest_commit_index_of_a_key_wins() {
+    let mut world = World::new(3);
+    world.apply(&Command::SetSetting(Setting::Rebuilding(true)));
+    assert_eq!(world.presence("a"), Presence::Recovering);
+    assert_eq!(world.catalog.locate(TENANT, &key("a")), Located::Recovering);
+    let announced = |world: &World, sequence, node, commit_index| AdoptItem {
+        copy: world.further("a", sequence, replica(node, sequence)),
+        facts: Some(ObjectFacts {
+            length: 100,
+            slice_bytes: 1 << 20,
+            data_type: DataType::KvCache,
+            checksums: vec![1],
+            commit_index: LogIndex(commit_index),
+        }),
+    };
+    let sealed_only = announced(&world, 1, 1, 0);
+    assert_eq!(world.adopt(&sealed_only), AddReplicaOutcome::Added);
+    let new = announced(&world, 2, 2, 70);
+    assert_eq!(world.adopt(&new), AddReplicaOutcome::Added);
+    assert_eq!(world.free_list(1), [replica(1, 1)]);
+    let old = announced(&world, 3, 3, 60);
+    assert_eq!(world.adopt(&old), AddReplicaOutcome::Refused(Refusal::NoSuchVersion));
+    assert_eq!(world.location("a").version, version(2));
+    let second_copy = AdoptItem { copy: world.further("a", 2, replica(3, 12)), facts: new.facts.clone() };
+    assert_eq!(world.adopt(&second_copy), AddReplicaOutcome::Added);
+    let put = world.stored("b", 9, &[1]);
+    let ancient = AdoptItem { copy: world.further("b", 8, replica(2, 8)), facts: announced(&world, 8, 2, 999).facts };
+    assert_eq!(world.adopt(&ancient), AddReplicaOutcome::Refused(Refusal::NoSuchVersion));
+    assert_eq!(world.location("b").version, put.version, "what was put since the rebuild began stays");
+}
+
+#[test]
+fn a_free_list_is_read_by_index_and_never_cut_within_one() {
+    let mut world = World::new(1);
+    (1..=6).for_each(|sequence| {
+        world.stored(&format!("{sequence}"), sequence, &[1]);
+    });
+    let removal =
+        |name: &str| RemoveItem { tenant: TENANT, key: key(name), version: None, force: false, request: None };
+    world.apply(&Command::Remove(vec![removal("1"), removal("2"), removal("3")]));
+    let first = world.index;
+    world.apply(&Command::Remove(vec![removal("4"), removal("5")]));
+    let page = |after, limit| match world.catalog.query(&Query::FreeList { node: NodeId(1), after, limit }) {
+        Answer::FreeList(page) => page,
+        other => panic!("{other:?}"),
+    };
+    let one = page(LogIndex(0), 1);
+    assert_eq!((one.items.len(), one.more), (3, true));
+    assert!(one.items.iter().all(|item| item.index == LogIndex(first)));
+    let two = page(LogIndex(first), 100);
+    assert_eq!((two.items.len(), two.more), (2, false));
+}
+
+#[test]
+fn freed_entries_leave_the_list_up_to_their_index_only() {
+    let mut world = World::new(1);
+    world.stored("a", 1, &[1]);
+    world.stored("b", 2, &[1]);
+    world.remove("a");
+    let first = LogIndex(world.index);
+    world.remove("b");
+    world.apply(&Command::Freed { node: NodeId(1), through: first });
+    assert_eq!(world.free_list(1), [replica(1, 2)]);
+    world.apply(&Command::Freed { node: NodeId(1), through: LogIndex(u64::MAX) });
+    assert_eq!(world.free_list(1), []);
+}
+
+#[test]
+fn freed_spares_what_its_own_entry_drops() {
+    let mut world = World::new(1);
+    world.stored("a", 1, &[1]);
+    let at = EntryContext { index: LogIndex(world.index + 1), time: LogTime(world.now) };
+    let removal = RemoveItem { tenant: TENANT, key: key("a"), version: None, force: false, request: None };
+    world.catalog.apply(at, &Command::Remove(vec![removal]));
+    world.catalog.apply(at, &Command::Freed { node: NodeId(1), through: at.index });
+    assert_eq!(world.free_list(1), [replica(1, 1)]);
+}
+
+#[test]
+fn digests_are_what_a_node_computes_of_its_own_copies() {
+    let mut world = World::new(2);
+    (1..=20).for_each(|sequence| {
+        world.stored(&format!("{sequence}"), sequence, &[1, 2]);
+    });
+    world.remove("7");
+    let mut expected = vec![0u64; KEY_BUCKETS];
+    for sequence in (1..=20).filter(|&sequence| sequence != 7) {
+        let hash = KeyHash::of(TENANT, sequence.to_string().as_bytes());
+        let digest = &mut expected[KeyBucket::of(hash).index()];
+        *digest = digest.wrapping_add(replica_digest(hash, version(sequence), replica(2, sequence)));
+    }
+    assert_eq!(digests(&world, 2), expected);
+    (1..=20).for_each(|sequence| {
+        world.remove(&sequence.to_string());
+    });
+    assert_eq!(digests(&world, 2), vec![0; KEY_BUCKETS]);
+}
+
+#[test]
+fn a_bucket_lists_the_copies_behind_its_digest() {
+    let mut world = World::new(2);
+    (1..=50).for_each(|sequence| {
+        world.stored(&format!("{sequence}"), sequence, &[1 + (sequence % 2) as u32]);
+    });
+    let mut seen = 0;
+    for number in 0..KEY_BUCKETS {
+        let bucket = KeyBucket::new(number).expect("below the number of buckets");
+        let Answer::Bucket(held) = world.catalog.query(&Query::Bucket { node: NodeId(1), bucket }) else {
+            panic!("answer of bucket")
+        };
+        for copy in &held {
+            assert_eq!(KeyBucket::of(KeyHash::of(copy.tenant, copy.key.as_bytes())), bucket);
+            assert_eq!(copy.replica.node, NodeId(1));
+        }
+        seen += held.len();
+    }
+    assert_eq!(seen, 25);
+    assert_eq!(KeyBucket::new(KEY_BUCKETS), None);
+}
+
+#[test]
+fn there_are_only_so_many_nodes() {
+    let mut catalog = Catalog::new();
+    let mut last = None;
+    for node in 0..=MAX_NODES as u32 {
+        let registration = NodeRegistration {
+            node: NodeId(node),
+            incarnation: Incarnation(1),
+            addresses: NodeAddresses::default(),
+            tiers: vec![],
+        };
+        let at = EntryContext { index: LogIndex(1), time: LogTime(1) };
+        last = Some(catalog.apply(at, &Command::RegisterNode(registration)));
+    }
+    assert_eq!(last, Some(Outcome::Node(NodeOutcome::TooMany)));
+}

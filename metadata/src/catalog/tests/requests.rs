@@ -1,0 +1,149 @@
+//! Sessions of request ids.
+
+use super::*;
+
+const SESSION: SessionId = SessionId(77);
+
+fn open(world: &mut World) {
+    let outcome = world.session(&Command::OpenSession { session: SESSION });
+    assert_eq!(outcome, SessionOutcome::Open { acknowledged: 0 });
+}
+
+fn removal(name: &str, sequence: u64) -> RemoveItem {
+    let request = Some(RequestId { session: SESSION, sequence });
+    RemoveItem { tenant: TENANT, key: key(name), version: None, force: false, request }
+}
+
+fn pinning(name: &str, sequence: u64) -> PinItem {
+    PinItem { tenant: TENANT, key: key(name), request: Some(RequestId { session: SESSION, sequence }) }
+}
+
+fn acknowledge(through: u64) -> Command {
+    Command::AcknowledgeSession { session: SESSION, through }
+}
+
+#[test]
+fn a_repeated_removal_gets_its_first_answer_and_spares_a_later_put() {
+    let mut world = World::new(1);
+    open(&mut world);
+    world.stored("a", 1, &[1]);
+    let removed = RemoveOutcome::Removed { version: version(1) };
+    assert_eq!(world.remove_item(&removal("a", 1)), removed);
+    world.stored("a", 2, &[1]);
+    assert_eq!(world.remove_item(&removal("a", 1)), removed);
+    assert_eq!(world.presence("a"), Presence::Present);
+}
+
+#[test]
+fn regrouped_repeats_are_executed_once_each() {
+    let mut world = World::new(1);
+    open(&mut world);
+    world.stored("a", 1, &[1]);
+    let pins = |sequences: &[u64]| Command::Pin(sequences.iter().map(|&one| pinning("a", one)).collect());
+    world.apply(&pins(&[1, 2]));
+    let outcome = world.apply(&pins(&[3, 2, 1, 3]));
+    let expected = [3, 2, 1, 3].map(|pins| PinOutcome::Pinned { pins });
+    assert_eq!(outcome, Outcome::Pin(expected.to_vec()));
+    assert_eq!(world.counts().remembered, 3);
+}
+
+#[test]
+fn an_expired_session_is_refused_never_executed() {
+    let mut world = World::new(1);
+    open(&mut world);
+    world.stored("a", 1, &[1]);
+    world.pass(Duration::from_secs(601));
+    let refused = RemoveOutcome::Refused(RequestRefusal::SessionExpired);
+    assert_eq!(world.remove_item(&removal("a", 1)), refused);
+    assert_eq!(world.session(&acknowledge(1)), SessionOutcome::Expired);
+    assert_eq!(world.session(&Command::OpenSession { session: SESSION }), SessionOutcome::Expired);
+    assert_eq!(world.session(&Command::ExpireSessions), SessionOutcome::Swept { dropped: 1 });
+    assert_eq!(world.remove_item(&removal("a", 1)), refused);
+    assert_eq!(world.presence("a"), Presence::Present);
+}
+
+#[test]
+fn a_used_session_does_not_expire() {
+    let mut world = World::new(1);
+    open(&mut world);
+    for sequence in 1..=5 {
+        world.pass(Duration::from_secs(599));
+        assert_eq!(world.remove_item(&removal("a", sequence)), RemoveOutcome::Missing);
+        assert_eq!(world.session(&Command::ExpireSessions), SessionOutcome::Swept { dropped: 0 });
+    }
+}
+
+#[test]
+fn acknowledged_answers_are_forgotten_and_their_repeats_refused() {
+    let mut world = World::new(1);
+    open(&mut world);
+    (1..=5).for_each(|sequence| {
+        world.remove_item(&removal("a", sequence));
+    });
+    assert_eq!(world.session(&acknowledge(3)), SessionOutcome::Open { acknowledged: 3 });
+    assert_eq!(world.session(&acknowledge(2)), SessionOutcome::Open { acknowledged: 3 });
+    assert_eq!(world.counts().remembered, 2);
+    let repeat = world.remove_item(&removal("a", 3));
+    assert_eq!(repeat, RemoveOutcome::Refused(RequestRefusal::Acknowledged));
+    assert_eq!(world.remove_item(&removal("a", 4)), RemoveOutcome::Missing);
+}
+
+#[test]
+fn a_session_with_4096_answers_executes_no_more_until_acknowledged() {
+    let mut world = World::new(1);
+    open(&mut world);
+    let items = (1..=MAX_SESSION_ANSWERS as u64).map(|sequence| removal("b", sequence)).collect();
+    world.apply(&Command::Remove(items));
+    world.stored("a", 1, &[1]);
+    let one_more = removal("a", 5000);
+    assert_eq!(world.remove_item(&one_more), RemoveOutcome::Refused(RequestRefusal::SessionFull));
+    assert_eq!(world.presence("a"), Presence::Present);
+    assert_eq!(world.remove_item(&removal("b", 1)), RemoveOutcome::Missing, "repeats are still answered");
+    world.session(&acknowledge(1));
+    assert_eq!(world.remove_item(&one_more), RemoveOutcome::Removed { version: version(1) });
+}
+
+#[test]
+fn a_request_id_of_another_kind_is_refused() {
+    let mut world = World::new(1);
+    open(&mut world);
+    world.stored("a", 1, &[1]);
+    world.apply(&Command::Pin(vec![pinning("a", 1)]));
+    assert_eq!(world.remove_item(&removal("a", 1)), RemoveOutcome::Refused(RequestRefusal::Mismatch));
+}
+
+#[test]
+fn there_are_only_so_many_sessions_and_expired_ones_make_room() {
+    let mut catalog = Catalog::new();
+    let mut open = |session, seconds: u64| {
+        let at = EntryContext { index: LogIndex(1), time: LogTime(seconds * 1000) };
+        match catalog.apply(at, &Command::OpenSession { session: SessionId(session) }) {
+            Outcome::Session(outcome) => outcome,
+            other => panic!("{other:?}"),
+        }
+    };
+    for session in 0..MAX_SESSIONS as u64 {
+        assert_eq!(open(session, 1), SessionOutcome::Open { acknowledged: 0 });
+    }
+    assert_eq!(open(1 << 40, 1), SessionOutcome::TooMany);
+    assert_eq!(open(1 << 40, 700), SessionOutcome::Open { acknowledged: 0 });
+}
+
+#[test]
+fn log_time_never_goes_back() {
+    let mut world = World::new(1);
+    open(&mut world);
+    let later = world.counts().time;
+    world.now -= 500_000;
+    assert_eq!(world.session(&Command::ExpireSessions), SessionOutcome::Swept { dropped: 0 });
+    assert_eq!(world.counts().time, later);
+}
+
+#[test]
+fn a_setting_out_of_bounds_changes_nothing() {
+    let mut world = World::new(0);
+    let outcome = world.apply(&Command::SetSetting(Setting::SessionLifetime(Duration::from_secs(5))));
+    assert_eq!(outcome, Outcome::Setting(Setting::SessionLifetime(Duration::from_secs(600))));
+    let good = Setting::SessionLifetime(Duration::from_secs(60));
+    assert_eq!(world.apply(&Command::SetSetting(good)), Outcome::Setting(good));
+}
