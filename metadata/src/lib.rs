@@ -6,6 +6,7 @@
 pub mod catalog;
 pub mod checksum;
 pub mod error;
+pub mod lease;
 pub mod log;
 pub mod node;
 pub mod object;

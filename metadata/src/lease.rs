@@ -1,0 +1,384 @@
+//! Leases: until when a located version is not evicted. The leader's own volatile table.
+//!
+//! Not in the log and not on disk: a lease that is lost in a failover costs a miss, never bytes (a node's *hold*
+//! protects memory that is being read). Pure: instants are arguments, so a simulation can step them.
+//! Invariants: `holders >= 1` of each lease; what a tenant has leased is the sum over its leases, and no grant takes
+//! it above its share of the capacity, so that existence probes cannot make everything unevictable.
+//! Bounds: [`LeaseLimits::entries`] leases, a share of bytes per tenant; at both a grant is refused, which means that
+//! the object may be evicted, not that it cannot be read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::object::{TenantId, VersionId};
+
+/// How long a lease lasts if its caller does not say.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(5);
+/// The longest lease; asking for more gives this much.
+pub const MAX_LEASE: Duration = Duration::from_secs(60);
+
+/// Expired leases that each grant sweeps, so that a table in use needs no sweeper.
+const SWEEP: usize = 16;
+
+/// An instant of a clock that never goes back and runs while the machine sleeps (`CLOCK_BOOTTIME`), since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootTime(pub Duration);
+
+/// Bounds of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseLimits {
+    /// Most leases; 100 bytes each.
+    pub entries: usize,
+    /// Bytes that all nodes lend together.
+    pub capacity_bytes: u64,
+    /// How much of the capacity one tenant may have leased, 1 to 100 percent.
+    pub tenant_percent: u8,
+}
+
+impl Default for LeaseLimits {
+    /// 2^19 leases, half of the capacity for one tenant, no capacity yet.
+    fn default() -> Self {
+        Self { entries: 1 << 19, capacity_bytes: 0, tenant_percent: 50 }
+    }
+}
+
+impl LeaseLimits {
+    fn tenant_bytes(&self) -> u64 {
+        let bytes = u128::from(self.capacity_bytes) * u128::from(self.tenant_percent.min(100)) / 100;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+/// Which version a lease is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leased {
+    /// The object's tenant.
+    pub tenant: TenantId,
+    /// The version.
+    pub version: VersionId,
+    /// The object's length in bytes.
+    pub bytes: u64,
+}
+
+/// How asking for a lease ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseOutcome {
+    /// No eviction for this long from `now`; at least as long as was asked, up to [`MAX_LEASE`].
+    Granted(Duration),
+    /// The tenant has its share leased already; an existing lease ends when it would have.
+    TenantFull,
+    /// The table is full.
+    TableFull,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    tenant: TenantId,
+    bytes: u64,
+    until: BootTime,
+    holders: u32,
+}
+
+/// The table. See the module's documentation.
+#[derive(Debug)]
+pub struct Leases {
+    limits: LeaseLimits,
+    by_version: BTreeMap<VersionId, Lease>,
+    by_end: BTreeSet<(BootTime, VersionId)>,
+    leased_bytes: BTreeMap<TenantId, u64>,
+}
+
+impl Leases {
+    /// An empty table.
+    #[must_use]
+    pub fn new(limits: LeaseLimits) -> Self {
+        Self { limits, by_version: BTreeMap::new(), by_end: BTreeSet::new(), leased_bytes: BTreeMap::new() }
+    }
+
+    /// Says that nodes came or went. Leases stay; above the new bound they are not renewed.
+    pub fn set_capacity(&mut self, capacity_bytes: u64) {
+        self.limits.capacity_bytes = capacity_bytes;
+    }
+
+    /// How many leases there are, expired ones included until they are swept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_version.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_version.is_empty()
+    }
+
+    /// Bytes that a tenant has leased.
+    #[must_use]
+    pub fn leased_bytes(&self, tenant: TenantId) -> u64 {
+        self.leased_bytes.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// A lease for one more holder. One that is there is only ever made longer.
+    pub fn grant(&mut self, now: BootTime, what: Leased, duration: Duration) -> LeaseOutcome {
+        self.ask(now, what, duration, 1)
+    }
+
+    /// Makes a holder's lease longer, or grants it anew if it is over.
+    pub fn renew(&mut self, now: BootTime, what: Leased, duration: Duration) -> LeaseOutcome {
+        self.ask(now, what, duration, 0)
+    }
+
+    fn ask(&mut self, now: BootTime, what: Leased, duration: Duration, holders: u32) -> LeaseOutcome {
+        self.expire(now, SWEEP);
+        if self.remaining(now, what.version).is_none() {
+            self.end(what.version);
+        }
+        let until = BootTime(now.0.saturating_add(duration.min(MAX_LEASE)));
+        let (leased, bound) = (self.leased_bytes(what.tenant), self.limits.tenant_bytes());
+        if let Some(lease) = self.by_version.get_mut(&what.version) {
+            if leased > bound {
+                return LeaseOutcome::TenantFull;
+            }
+            lease.holders = lease.holders.saturating_add(holders);
+            if until > lease.until {
+                self.by_end.remove(&(lease.until, what.version));
+                self.by_end.insert((until, what.version));
+                lease.until = until;
+            }
+            return LeaseOutcome::Granted(lease.until.0.saturating_sub(now.0));
+        }
+        if leased.saturating_add(what.bytes) > bound {
+            return LeaseOutcome::TenantFull;
+        }
+        if self.by_version.len() >= self.limits.entries {
+            return LeaseOutcome::TableFull;
+        }
+        let lease = Lease { tenant: what.tenant, bytes: what.bytes, until, holders: 1 };
+        self.by_version.insert(what.version, lease);
+        self.by_end.insert((until, what.version));
+        *self.leased_bytes.entry(what.tenant).or_default() += what.bytes;
+        LeaseOutcome::Granted(until.0.saturating_sub(now.0))
+    }
+
+    /// One holder needs its lease no longer; it ends with the last one. False if there was none.
+    pub fn release(&mut self, now: BootTime, version: VersionId) -> bool {
+        if self.remaining(now, version).is_none() {
+            return false;
+        }
+        let Some(lease) = self.by_version.get_mut(&version) else { return false };
+        lease.holders -= 1;
+        if lease.holders == 0 {
+            self.end(version);
+        }
+        true
+    }
+
+    /// How long the version is still leased; `None`: it may be evicted.
+    #[must_use]
+    pub fn remaining(&self, now: BootTime, version: VersionId) -> Option<Duration> {
+        let lease = self.by_version.get(&version)?;
+        lease.until.0.checked_sub(now.0).filter(|rest| !rest.is_zero())
+    }
+
+    /// Whether the version is leased.
+    #[must_use]
+    pub fn is_leased(&self, now: BootTime, version: VersionId) -> bool {
+        self.remaining(now, version).is_some()
+    }
+
+    /// Ends a lease whatever its holders: the version was removed or replaced.
+    pub fn end(&mut self, version: VersionId) {
+        let Some(lease) = self.by_version.remove(&version) else { return };
+        self.by_end.remove(&(lease.until, version));
+        if let Some(leased) = self.leased_bytes.get_mut(&lease.tenant) {
+            *leased -= lease.bytes;
+            if *leased == 0 {
+                self.leased_bytes.remove(&lease.tenant);
+            }
+        }
+    }
+
+    /// Sweeps at most `limit` leases that are over; says how many.
+    pub fn expire(&mut self, now: BootTime, limit: usize) -> usize {
+        for swept in 0..limit {
+            match self.by_end.first() {
+                Some(&(until, version)) if until <= now => self.end(version),
+                _ => return swept,
+            }
+        }
+        limit
+    }
+
+    /// Forgets all: leadership ended.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.limits);
+    }
+
+    /// Asserts the invariants; walks everything.
+    ///
+    /// # Panics
+    /// If one is broken.
+    pub fn validate(&self) {
+        assert_eq!(self.by_version.len(), self.by_end.len(), "as many ends as leases");
+        let mut sums: BTreeMap<TenantId, u64> = BTreeMap::new();
+        for (&version, lease) in &self.by_version {
+            assert!(lease.holders >= 1, "{version:?} has no holder");
+            assert!(self.by_end.contains(&(lease.until, version)), "{version:?} has no end");
+            *sums.entry(lease.tenant).or_default() += lease.bytes;
+        }
+        sums.retain(|_, bytes| *bytes > 0);
+        let leased: BTreeMap<_, _> = self
+            .leased_bytes
+            .iter()
+            .filter(|(_, bytes)| **bytes > 0)
+            .map(|(&tenant, &bytes)| (tenant, bytes))
+            .collect();
+        assert_eq!(leased, sums, "leased bytes of tenants");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::node::{Incarnation, NodeId};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn at(seconds: u64) -> BootTime {
+        BootTime(Duration::from_secs(seconds))
+    }
+
+    fn object(sequence: u64, bytes: u64) -> Leased {
+        let version = VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence };
+        Leased { tenant: TenantId::DEFAULT, version, bytes }
+    }
+
+    fn table(entries: usize) -> Leases {
+        Leases::new(LeaseLimits { entries, capacity_bytes: 1000, tenant_percent: 50 })
+    }
+
+    #[test]
+    fn an_expired_lease_allows_eviction() {
+        let mut leases = table(10);
+        let one = object(1, 10);
+        assert_eq!(leases.grant(at(100), one, 5 * SECOND), LeaseOutcome::Granted(5 * SECOND));
+        assert!(leases.is_leased(at(104), one.version));
+        assert!(!leases.is_leased(at(105), one.version));
+        assert_eq!(leases.expire(at(105), 100), 1);
+        assert_eq!((leases.len(), leases.leased_bytes(one.tenant)), (0, 0));
+    }
+
+    #[test]
+    fn a_shorter_lease_never_shortens_a_longer_one() {
+        let mut leases = table(10);
+        let one = object(1, 10);
+        leases.grant(at(0), one, 30 * SECOND);
+        assert_eq!(leases.renew(at(10), one, 5 * SECOND), LeaseOutcome::Granted(20 * SECOND));
+        assert_eq!(leases.renew(at(10), one, 40 * SECOND), LeaseOutcome::Granted(40 * SECOND));
+        leases.validate();
+    }
+
+    #[test]
+    fn a_lease_lasts_a_minute_at_most() {
+        assert_eq!(table(1).grant(at(0), object(1, 1), Duration::MAX), LeaseOutcome::Granted(MAX_LEASE));
+    }
+
+    #[test]
+    fn a_lease_ends_with_its_last_holder() {
+        let mut leases = table(10);
+        let one = object(1, 10);
+        leases.grant(at(0), one, 30 * SECOND);
+        leases.grant(at(0), one, 30 * SECOND);
+        assert!(leases.release(at(1), one.version));
+        assert!(leases.is_leased(at(1), one.version));
+        assert!(leases.release(at(1), one.version));
+        assert!(!leases.is_leased(at(1), one.version));
+        assert!(!leases.release(at(1), one.version));
+    }
+
+    #[test]
+    fn a_renewal_adds_no_holder() {
+        let mut leases = table(10);
+        let one = object(1, 10);
+        leases.grant(at(0), one, 30 * SECOND);
+        leases.renew(at(1), one, 30 * SECOND);
+        leases.release(at(2), one.version);
+        assert!(!leases.is_leased(at(2), one.version));
+    }
+
+    #[test]
+    fn existence_probes_protect_at_most_half_of_the_pool() {
+        let mut leases = table(10_000);
+        let mut refused = 0;
+        for second in 0..60 {
+            for sequence in 0..1000 {
+                refused +=
+                    u64::from(leases.grant(at(second), object(sequence, 1), 5 * SECOND) == LeaseOutcome::TenantFull);
+            }
+            assert_eq!(leases.leased_bytes(TenantId::DEFAULT), 500);
+            let evictable = (0..1000).filter(|&sequence| !leases.is_leased(at(second), object(sequence, 1).version));
+            assert_eq!(evictable.count(), 500);
+        }
+        assert_eq!(refused, 60 * 500);
+        leases.validate();
+    }
+
+    #[test]
+    fn one_tenant_at_its_bound_leaves_others_theirs() {
+        let mut leases = table(10);
+        assert_eq!(leases.grant(at(0), object(1, 501), SECOND), LeaseOutcome::TenantFull);
+        leases.grant(at(0), object(2, 500), SECOND);
+        let other = Leased { tenant: TenantId(1), ..object(3, 500) };
+        assert_eq!(leases.grant(at(0), other, SECOND), LeaseOutcome::Granted(SECOND));
+    }
+
+    #[test]
+    fn above_its_bound_a_tenant_renews_nothing() {
+        let mut leases = table(10);
+        let one = object(1, 400);
+        leases.grant(at(0), one, 5 * SECOND);
+        leases.set_capacity(500);
+        assert_eq!(leases.renew(at(1), one, 30 * SECOND), LeaseOutcome::TenantFull);
+        assert_eq!(leases.remaining(at(1), one.version), Some(4 * SECOND), "the lease that it has stays");
+    }
+
+    #[test]
+    fn a_full_table_refuses_until_leases_end() {
+        let mut leases = table(2);
+        leases.grant(at(0), object(1, 1), SECOND);
+        leases.grant(at(0), object(2, 1), SECOND);
+        assert_eq!(leases.grant(at(0), object(3, 1), SECOND), LeaseOutcome::TableFull);
+        assert_eq!(leases.grant(at(1), object(3, 1), SECOND), LeaseOutcome::Granted(SECOND));
+    }
+
+    #[test]
+    fn a_removed_version_has_no_lease() {
+        let mut leases = table(2);
+        leases.grant(at(0), object(1, 1), SECOND);
+        leases.end(object(1, 1).version);
+        assert!(leases.is_empty() && !leases.is_leased(at(0), object(1, 1).version));
+    }
+
+    proptest! {
+        #[test]
+        fn sums_and_ends_agree_after_any_steps(steps in proptest::collection::vec((0u8..6, 0u64..8, 0u64..200, 0u64..9), 1..200)) {
+            let mut leases = table(5);
+            let mut now = 0;
+            for (kind, sequence, bytes, seconds) in steps {
+                now += seconds / 4;
+                let what = object(sequence, bytes);
+                match kind {
+                    0 | 1 => _ = leases.grant(at(now), what, Duration::from_secs(seconds)),
+                    2 => _ = leases.renew(at(now), what, Duration::from_secs(seconds)),
+                    3 => _ = leases.release(at(now), what.version),
+                    4 => leases.end(what.version),
+                    _ => _ = leases.expire(at(now), 2),
+                }
+                leases.validate();
+                prop_assert!(leases.leased_bytes(TenantId::DEFAULT) <= 500 && leases.len() <= 5);
+            }
+        }
+    }
+}
