@@ -1,1 +1,13 @@
 //! How many copies: the replicated log of catalog commands, and the replicas of objects.
+//!
+//! [`consensus`] replicates a log of opaque commands and applies it to a state machine; [`CatalogHandle`] is the
+//! same with the catalog's words, and keeps what the leader knows beside the log: leases. Planning and repair of
+//! copies come with the transfer engine.
+//!
+//! Threads, what is durable when, and settings: `docs/src/consensus.md`.
+
+pub mod consensus;
+pub mod error;
+
+pub use consensus::{ClusterId, Durability, Group, GroupConfig, GroupLimits, GroupStatus, Read, Role};
+pub use error::{CatalogError, GroupError};

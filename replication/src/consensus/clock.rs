@@ -1,0 +1,58 @@
+//! The clock by which a leader stamps entries.
+//!
+//! Invariant: never goes back, neither here nor behind what was seen in the log; never stands still either, even if
+//! the host's clock is set back: then it goes on with the monotonic clock. It follows the host's clock forward only.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use tidepool_metadata::LogTime;
+
+#[derive(Debug)]
+pub(super) struct LogClock {
+    started: Instant,
+    /// Log time minus milliseconds since `started`; only grows.
+    offset: AtomicU64,
+}
+
+impl LogClock {
+    pub(super) fn new() -> Self {
+        Self { started: Instant::now(), offset: AtomicU64::new(0) }
+    }
+
+    pub(super) fn now(&self) -> LogTime {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| millis(since.as_millis()));
+        self.at_least(LogTime(wall))
+    }
+
+    /// Never answers less than `time` from here on, nor than it did before.
+    pub(super) fn at_least(&self, time: LogTime) -> LogTime {
+        let elapsed = millis(self.started.elapsed().as_millis());
+        let offset = time.0.saturating_sub(elapsed);
+        let before = self.offset.fetch_max(offset, Ordering::AcqRel);
+        LogTime(before.max(offset) + elapsed)
+    }
+}
+
+fn millis(value: u128) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goes_on_from_what_the_log_has_seen() {
+        let clock = LogClock::new();
+        let ahead = LogTime(clock.now().0 + 3_600_000);
+        assert!(clock.at_least(ahead) >= ahead);
+        let mut last = ahead;
+        for _ in 0..1000 {
+            let now = clock.now();
+            assert!(now >= last, "{now:?} after {last:?}");
+            last = now;
+        }
+        assert!(last.0 < ahead.0 + 60_000, "{last:?} ran away from {ahead:?}");
+    }
+}

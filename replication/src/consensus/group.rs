@@ -1,0 +1,144 @@
+//! One voter: its start, its threads, its end.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use tidepool_metadata::LogIndex;
+use tokio::sync::watch;
+
+use super::config::{GroupConfig, GroupLimits};
+use super::driver::Driver;
+use super::handle::Consensus;
+use super::image::{Dirty, Image, Writer};
+use super::log::Log;
+use super::machine::StateMachine;
+use super::shared::{Applied, Shared, ThreadGuard};
+use super::transport::Transport;
+use super::{apply, transport};
+use crate::error::GroupError;
+
+/// Turns of the Raft thread that wait to be applied; their bytes are bounded by `in_flight_bytes`, a replay's by some
+/// MiB each.
+const APPLY_TURNS: usize = 16;
+
+/// The running threads of one voter. Dropping it ends the group as a shutdown does, and waits for that.
+#[must_use = "dropping the group ends it"]
+pub struct Group {
+    stop: Box<dyn Fn() + Send + Sync>,
+    running: watch::Receiver<usize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Group {
+    /// Opens the folder of `config`, or begins a group of one in it, and starts its threads. Entries behind the image are
+    /// replayed afterwards; linearizable reads wait for that.
+    ///
+    /// Blocks while the image is loaded. The folder is locked: a second start is refused while this one runs.
+    ///
+    /// # Errors
+    /// [`GroupError`]: the settings, the folder (in use, foreign, damaged), or the threads.
+    pub fn open<S: StateMachine>(config: GroupConfig, limits: GroupLimits) -> Result<(Self, Consensus<S>), GroupError> {
+        Self::open_with(config, limits, transport::NoTransport)
+    }
+
+    fn open_with<S: StateMachine, T: Transport>(
+        config: GroupConfig,
+        limits: GroupLimits,
+        transport: T,
+    ) -> Result<(Self, Consensus<S>), GroupError> {
+        let limits = limits.validate()?;
+        if config.node.0 == 0 {
+            return Err(GroupError::Setting { setting: "node", value: 0, bounds: "any number but 0" });
+        }
+        let path = &config.folder;
+        std::fs::create_dir_all(path).map_err(|source| GroupError::Folder { path: path.clone(), source })?;
+        let log = Log::open(&path.join("log"), &config)?;
+        #[cfg(test)]
+        let log = log.failing_with(&limits.fail_writes);
+        let image = Image::open(&path.join("image"), &config)?;
+        let state: Applied<S> = image.load()?;
+        check_meeting(&log, &state)?;
+        let (log_database, start) = (log.database(), state.position);
+        let shared = Arc::new(Shared::new(config, limits, state));
+        let dirty = Arc::new(Dirty::default());
+        let (sender, receiver) = mpsc::sync_channel(APPLY_TURNS);
+        let driver = Driver::new(log, Arc::clone(&shared), transport, sender)?;
+        let writer = Writer { shared: Arc::clone(&shared), image, start, log: log_database, dirty: Arc::clone(&dirty) };
+
+        let stop = Arc::clone(&shared);
+        let running = shared.watch_running();
+        let mut group = Self { stop: Box::new(move || stop.stop()), running, threads: Vec::new() };
+        let ended = EndOnDrop(Arc::clone(&dirty));
+        group.spawn(&shared, "raft", move || {
+            driver.run();
+            Ok(())
+        })?;
+        let applying = Arc::clone(&shared);
+        group.spawn(&shared, "apply", move || {
+            let _ended = ended;
+            apply::run(&applying, &receiver, &dirty)
+        })?;
+        group.spawn(&shared, "image", move || writer.run())?;
+        Ok((group, Consensus::new(shared)))
+    }
+
+    fn spawn<S: StateMachine>(
+        &mut self,
+        shared: &Arc<Shared<S>>,
+        name: &'static str,
+        run: impl FnOnce() -> Result<(), GroupError> + Send + 'static,
+    ) -> Result<(), GroupError> {
+        let guard = ThreadGuard::new(shared, name);
+        let shared = Arc::clone(shared);
+        let body = move || {
+            // Dropped last: what the thread owned is closed when it counts as ended.
+            let _guard = guard;
+            if let Err(error) = run() {
+                shared.fail(error);
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("tidepool-{name}")).spawn(body);
+        self.threads.push(thread.map_err(|source| GroupError::Spawn { thread: name, source })?);
+        Ok(())
+    }
+}
+
+impl Group {
+    /// Ends the group and waits for its threads: takes no more proposals, answers what is logged, flushes the image.
+    pub async fn shutdown(self) {
+        (self.stop)();
+        let mut running = self.running.clone();
+        // An error means that all who count are gone.
+        let _ = running.wait_for(|&threads| threads == 0).await;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        (self.stop)();
+        for thread in self.threads.drain(..) {
+            // Its panic has failed the group already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Ends the image thread when the apply thread is over, however that comes.
+struct EndOnDrop(Arc<Dirty>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// The log must go on where the image ends.
+fn check_meeting<S>(log: &Log, state: &Applied<S>) -> Result<(), GroupError> {
+    let (compacted, image) = (log.compacted().index, state.position.index);
+    if (compacted..=log.last()).contains(&image) {
+        return Ok(());
+    }
+    let (log_first, log_last) = (LogIndex(compacted + 1), LogIndex(log.last()));
+    Err(GroupError::Gap { log_first, log_last, image: LogIndex(image) })
+}

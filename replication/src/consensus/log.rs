@@ -1,0 +1,391 @@
+//! The log and the hard state of one voter, in a RocksDB of its own.
+//!
+//! One column family, so that a batch is one record of the write-ahead log and that log alone decides what survives:
+//!
+//! | key | value |
+//! |---|---|
+//! | `i` | identity: version 1, cluster (8 bytes), node (4 bytes) |
+//! | `h` | Raft's hard state (term, vote, commit), protobuf |
+//! | `v` | Raft's configuration (voters), protobuf |
+//! | `c` | what was compacted: index and term, 8 bytes each, little-endian |
+//! | `e` and the index, 8 bytes big-endian | the entry, protobuf |
+//!
+//! Invariants: indices are dense from `compacted + 1` to `last`; terms never fall; `compacted` is never above the index
+//! of the flushed image.
+//!
+//! Durability: [`Log::append`] returns when the batch is on disk (`fsync`) or with the kernel (`os`; term and vote are
+//! synced even then). A failed write is final: the caller stops.
+//! Crash: the last record of the write-ahead log may be cut, which was acknowledged to nobody; any other damage makes
+//! the database refuse to open (`TolerateCorruptedTailRecords`, no recycled logs). What RocksDB cannot see, such as a
+//! missing file whose entries leave a gap, is found when all entries are read at the start.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use protobuf::Message;
+use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
+use raft::{GetEntriesContext, RaftState, Storage, StorageError};
+use rocksdb::{DB, DBRecoveryMode, IteratorMode, Options, WriteBatch, WriteOptions};
+use tidepool_metadata::LogIndex;
+
+use super::config::{Durability, GroupConfig};
+use super::identity;
+use crate::error::GroupError;
+
+const IDENTITY: &[u8] = b"i";
+const HARD_STATE: &[u8] = b"h";
+const VOTERS: &[u8] = b"v";
+const COMPACTED: &[u8] = b"c";
+
+/// Entries kept in memory, because Raft reads each again when it is committed and when it is sent.
+const CACHE_BYTES: usize = 16 << 20;
+const MEMTABLE_BYTES: usize = 16 << 20;
+
+/// Index and term of an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) index: u64,
+    pub(super) term: u64,
+}
+
+/// Owned by the Raft thread.
+pub(super) struct Log {
+    database: Arc<DB>,
+    durability: Durability,
+    hard_state: HardState,
+    voters: ConfState,
+    compacted: Position,
+    last: u64,
+    /// Where each term starts, in order, of the entries behind `compacted`.
+    terms: Vec<Position>,
+    /// The newest entries, dense up to `last`.
+    cache: VecDeque<Entry>,
+    cache_bytes: usize,
+    #[cfg(test)]
+    fail_writes: Arc<std::sync::atomic::AtomicBool>,
+}
+
+fn entry_key(index: u64) -> [u8; 9] {
+    let mut key = [b'e'; 9];
+    key[1..].copy_from_slice(&index.to_be_bytes());
+    key
+}
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.create_if_missing(true);
+    options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
+    options.set_recycle_log_file_num(0);
+    options.set_track_and_verify_wals_in_manifest(true);
+    options.set_paranoid_checks(true);
+    options.set_write_buffer_size(MEMTABLE_BYTES);
+    options.set_max_background_jobs(2);
+    options.set_keep_log_file_num(2);
+    options.set_max_log_file_size(1 << 20);
+    options.set_compression_type(rocksdb::DBCompressionType::Lz4);
+    options
+}
+
+impl Log {
+    /// Opens the log in `path`, or begins one of a group whose only voter is this node.
+    pub(super) fn open(path: &Path, config: &GroupConfig) -> Result<Self, GroupError> {
+        let database = DB::open(&options(), path).map_err(|source| GroupError::Open {
+            what: "the log",
+            path: path.to_owned(),
+            source,
+        })?;
+        let mut log = Self {
+            database: Arc::new(database),
+            durability: config.durability,
+            hard_state: HardState::default(),
+            voters: ConfState::default(),
+            compacted: Position::default(),
+            last: 0,
+            terms: Vec::new(),
+            cache: VecDeque::new(),
+            cache_bytes: 0,
+            #[cfg(test)]
+            fail_writes: Arc::default(),
+        };
+        match log.read(IDENTITY)? {
+            Some(found) => {
+                identity::check("the log", &found, config)?;
+                log.load()?;
+            }
+            None => log.form(config)?,
+        }
+        Ok(log)
+    }
+
+    #[cfg(test)]
+    pub(super) fn failing_with(self, flag: &Arc<std::sync::atomic::AtomicBool>) -> Self {
+        Self { fail_writes: Arc::clone(flag), ..self }
+    }
+
+    fn form(&mut self, config: &GroupConfig) -> Result<(), GroupError> {
+        if self.database.iterator(IteratorMode::Start).next().is_some() {
+            return Err(GroupError::CorruptLog { index: LogIndex(0), problem: "it says not whose it is" });
+        }
+        self.voters.set_voters(vec![u64::from(config.node.0)]);
+        let mut batch = WriteBatch::default();
+        batch.put(IDENTITY, identity::encode(config));
+        batch.put(VOTERS, encode(&self.voters));
+        self.write(batch, true)
+    }
+
+    fn load(&mut self) -> Result<(), GroupError> {
+        self.hard_state = self.read_message(HARD_STATE)?;
+        self.voters = self.read_message(VOTERS)?;
+        if let Some(bytes) = self.read(COMPACTED)? {
+            let bytes =
+                <[u8; 16]>::try_from(bytes).map_err(|_| corrupt(0, "the compacted position has a wrong length"))?;
+            let [index, term] =
+                [&bytes[..8], &bytes[8..]].map(|part| u64::from_le_bytes(part.try_into().expect("8 bytes")));
+            self.compacted = Position { index, term };
+        }
+        self.last = self.compacted.index;
+        let database = Arc::clone(&self.database);
+        let start = entry_key(self.compacted.index + 1);
+        let rows = database.iterator(IteratorMode::From(&start, rocksdb::Direction::Forward));
+        for row in rows {
+            let (key, value) = row.map_err(|source| GroupError::Read { what: "the log", source })?;
+            if key.first() != Some(&b'e') {
+                break;
+            }
+            let index = self.last + 1;
+            if *key != entry_key(index) {
+                return Err(corrupt(index, "the entry is missing, and later ones are there"));
+            }
+            let entry =
+                Entry::parse_from_bytes(&value).map_err(|_| corrupt(index, "the entry is no protobuf message"))?;
+            let before = self.terms.last().map_or(self.compacted.term, |start| start.term);
+            if entry.index != index || entry.term < before || entry.term > self.hard_state.term {
+                return Err(corrupt(index, "the entry's index or term cannot be"));
+            }
+            self.remember(entry);
+        }
+        if self.hard_state.commit > self.last {
+            return Err(corrupt(self.last + 1, "the entry is missing, and it was committed"));
+        }
+        // Bounds that Raft requires: what was compacted was committed, whether or not that was written down.
+        self.hard_state.commit = self.hard_state.commit.max(self.compacted.index);
+        Ok(())
+    }
+
+    /// Enters what is on disk into what memory knows.
+    fn remember(&mut self, entry: Entry) {
+        assert_eq!(entry.index, self.last + 1, "entries are dense");
+        self.last = entry.index;
+        if self.terms.last().map_or(self.compacted.term, |start| start.term) != entry.term || self.terms.is_empty() {
+            self.terms.push(Position { index: entry.index, term: entry.term });
+        }
+        self.cache_bytes += entry.data.len();
+        self.cache.push_back(entry);
+        while self.cache_bytes > CACHE_BYTES && self.cache.len() > 1 {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(entry) = self.cache.pop_front() {
+            self.cache_bytes -= entry.data.len();
+        }
+    }
+
+    /// Appends entries, replacing those from the first one's index on, and the hard state, if there is a new one.
+    /// On return they are durable. After an error the log must not be used any more.
+    pub(super) fn append(
+        &mut self,
+        entries: Vec<Entry>,
+        hard_state: Option<HardState>,
+        must_sync: bool,
+    ) -> Result<(), GroupError> {
+        let mut batch = WriteBatch::default();
+        let kept = entries.first().map_or(self.last, |first| first.index - 1);
+        assert!(
+            (self.compacted.index..=self.last).contains(&kept),
+            "entries behind {kept} do not meet {}..={}",
+            self.compacted.index,
+            self.last
+        );
+        if kept < self.last {
+            batch.delete_range(entry_key(kept + 1), entry_key(self.last + 1));
+        }
+        for entry in &entries {
+            batch.put(entry_key(entry.index), encode(entry));
+        }
+        let hard_state = hard_state.unwrap_or_else(|| self.hard_state.clone());
+        let new_vote = (hard_state.term, hard_state.vote) != (self.hard_state.term, self.hard_state.vote);
+        batch.put(HARD_STATE, encode(&hard_state));
+        self.write(batch, new_vote || must_sync && self.durability == Durability::Fsync)?;
+        self.truncate(kept);
+        entries.into_iter().for_each(|entry| self.remember(entry));
+        self.hard_state = hard_state;
+        Ok(())
+    }
+
+    fn truncate(&mut self, kept: u64) {
+        self.last = kept;
+        self.terms.retain(|start| start.index <= kept);
+        while self.cache.back().is_some_and(|entry| entry.index > kept) {
+            self.cache_bytes -= self.cache.pop_back().map_or(0, |entry| entry.data.len());
+        }
+    }
+
+    /// Notes how far is committed. Written with the next batch only: Raft finds it out again, and a start compares it
+    /// with what it finds.
+    pub(super) fn set_commit(&mut self, commit: u64) {
+        assert!(commit <= self.last, "commit index {commit} behind the last entry {}", self.last);
+        self.hard_state.commit = self.hard_state.commit.max(commit);
+    }
+
+    /// Drops the entries up to `through`, whose effects are in the flushed image.
+    pub(super) fn compact(&mut self, through: u64) -> Result<(), GroupError> {
+        if through <= self.compacted.index {
+            return Ok(());
+        }
+        assert!(through <= self.last, "compaction up to {through} behind the last entry {}", self.last);
+        let position = Position { index: through, term: self.term_of(through).expect("the entry is in the log") };
+        let (first, end) = (entry_key(self.compacted.index + 1), entry_key(through + 1));
+        let mut batch = WriteBatch::default();
+        let value = [position.index.to_le_bytes(), position.term.to_le_bytes()].concat();
+        batch.put(COMPACTED, value);
+        batch.delete_range(first, end);
+        // Not synced: after a crash both are back, or neither.
+        self.write(batch, false)?;
+        self.compacted = position;
+        let next = self.terms.iter().rposition(|start| start.index <= through + 1).unwrap_or(0);
+        self.terms.drain(..next);
+        if let Some(start) = self.terms.first_mut() {
+            start.index = start.index.max(through + 1);
+        }
+        self.terms.retain(|start| start.index <= self.last);
+        while self.cache.front().is_some_and(|entry| entry.index <= through) {
+            self.forget_oldest();
+        }
+        Ok(())
+    }
+
+    fn term_of(&self, index: u64) -> Option<u64> {
+        if index == self.compacted.index {
+            return Some(self.compacted.term);
+        }
+        if index < self.compacted.index || index > self.last {
+            return None;
+        }
+        self.terms.iter().rfind(|start| start.index <= index).map(|start| start.term)
+    }
+
+    pub(super) fn compacted(&self) -> Position {
+        self.compacted
+    }
+
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    pub(super) fn voters(&self) -> &[u64] {
+        self.voters.get_voters()
+    }
+
+    /// What the image's thread syncs before it flushes, so that the image is never ahead of the log.
+    pub(super) fn database(&self) -> Arc<DB> {
+        Arc::clone(&self.database)
+    }
+
+    fn write(&self, batch: WriteBatch, sync: bool) -> Result<(), GroupError> {
+        #[cfg(test)]
+        if self.fail_writes.load(std::sync::atomic::Ordering::Acquire) {
+            // RocksDB has no public constructor of an I/O error; an illegal call gives a real one.
+            let source = DB::open(&Options::default(), "/dev/null/log").map(|_| ()).expect_err("no folder");
+            return Err(GroupError::Write { what: "the log", source });
+        }
+        let mut options = WriteOptions::default();
+        options.set_sync(sync);
+        self.database.write_opt(batch, &options).map_err(|source| GroupError::Write { what: "the log", source })
+    }
+
+    fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, GroupError> {
+        self.database.get(key).map_err(|source| GroupError::Read { what: "the log", source })
+    }
+
+    fn read_message<M: Message>(&self, key: &[u8]) -> Result<M, GroupError> {
+        let bytes = self.read(key)?.unwrap_or_default();
+        M::parse_from_bytes(&bytes).map_err(|_| corrupt(0, "its state is no protobuf message"))
+    }
+}
+
+fn corrupt(index: u64, problem: &'static str) -> GroupError {
+    GroupError::CorruptLog { index: LogIndex(index), problem }
+}
+
+fn encode(message: &impl Message) -> Vec<u8> {
+    message.write_to_bytes().expect("messages without required fields always encode")
+}
+
+impl Storage for Log {
+    fn initial_state(&self) -> raft::Result<RaftState> {
+        Ok(RaftState::new(self.hard_state.clone(), self.voters.clone()))
+    }
+
+    fn entries(
+        &self,
+        low: u64,
+        high: u64,
+        max_size: impl Into<Option<u64>>,
+        _context: GetEntriesContext,
+    ) -> raft::Result<Vec<Entry>> {
+        if low <= self.compacted.index {
+            return Err(StorageError::Compacted.into());
+        }
+        assert!(high <= self.last + 1, "entries {low}..{high} behind the last one {}", self.last);
+        let most = max_size.into().unwrap_or(u64::MAX);
+        let mut size = 0;
+        let mut entries = Vec::new();
+        for index in low..high {
+            let entry = self.entry(index)?;
+            size += u64::from(entry.compute_size());
+            if size > most && !entries.is_empty() {
+                break;
+            }
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
+
+    fn term(&self, index: u64) -> raft::Result<u64> {
+        let missing = if index < self.compacted.index { StorageError::Compacted } else { StorageError::Unavailable };
+        self.term_of(index).ok_or(missing.into())
+    }
+
+    fn first_index(&self) -> raft::Result<u64> {
+        Ok(self.compacted.index + 1)
+    }
+
+    fn last_index(&self) -> raft::Result<u64> {
+        Ok(self.last)
+    }
+
+    fn snapshot(&self, _request_index: u64, _to: u64) -> raft::Result<Snapshot> {
+        // Asked for only to catch up another voter, and there is none yet.
+        Err(StorageError::SnapshotTemporarilyUnavailable.into())
+    }
+}
+
+impl Log {
+    fn entry(&self, index: u64) -> raft::Result<Entry> {
+        let first_cached = self.last + 1 - self.cache.len() as u64;
+        if let Some(position) = index.checked_sub(first_cached) {
+            return Ok(self.cache[usize::try_from(position).expect("the cache fits memory")].clone());
+        }
+        let other = |error: GroupError| StorageError::Other(Box::new(error));
+        let bytes = self.read(&entry_key(index)).map_err(other)?.ok_or(StorageError::Unavailable)?;
+        let entry =
+            Entry::parse_from_bytes(&bytes).map_err(|_| other(corrupt(index, "the entry is no protobuf message")))?;
+        Ok(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests;

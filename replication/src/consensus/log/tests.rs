@@ -1,0 +1,100 @@
+//! The log alone: what Raft asks of it, and what it refuses.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use tidepool_metadata::NodeId;
+
+use super::*;
+use crate::consensus::ClusterId;
+
+fn open(folder: &Path) -> Result<Log, GroupError> {
+    let durability = Durability::Fsync;
+    Log::open(folder, &GroupConfig { folder: folder.into(), cluster: ClusterId(1), node: NodeId(1), durability })
+}
+
+fn entry(index: u64, term: u64) -> Entry {
+    Entry { index, term, data: vec![u8::try_from(index % 251).unwrap(); 100].into(), ..Entry::default() }
+}
+
+fn in_term(term: u64) -> Option<HardState> {
+    Some(HardState { term, ..HardState::default() })
+}
+
+fn all(log: &Log) -> Vec<(u64, u64)> {
+    let first = log.first_index().unwrap();
+    let entries = log.entries(first, log.last() + 1, None, GetEntriesContext::empty(false)).unwrap();
+    let found: Vec<_> = entries.iter().map(|entry| (entry.index, entry.term)).collect();
+    assert!(found.iter().all(|&(index, term)| log.term(index).unwrap() == term));
+    found
+}
+
+#[test]
+fn what_is_appended_is_there_after_a_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = open(folder.path()).unwrap();
+    log.append((1..=5).map(|index| entry(index, 1)).collect(), in_term(1), true).unwrap();
+    log.append((6..=9).map(|index| entry(index, 3)).collect(), in_term(3), true).unwrap();
+    // A new leader replaces the tail.
+    log.append((8..=8).map(|index| entry(index, 4)).collect(), in_term(4), true).unwrap();
+    let expected = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 3), (7, 3), (8, 4)];
+    assert_eq!(all(&log), expected);
+    drop(log);
+    assert_eq!(all(&open(folder.path()).unwrap()), expected);
+}
+
+#[test]
+fn compaction_keeps_the_term_before_the_first_entry() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = open(folder.path()).unwrap();
+    log.append((1..=4).map(|index| entry(index, 1)).collect(), in_term(1), true).unwrap();
+    log.append((5..=8).map(|index| entry(index, 2)).collect(), in_term(2), true).unwrap();
+    for (through, term) in [(2, 1), (4, 1), (5, 2), (8, 2)] {
+        log.compact(through).unwrap();
+        let check = |log: &Log| {
+            assert_eq!(log.first_index().unwrap(), through + 1);
+            assert_eq!(log.term(through).unwrap(), term);
+            assert!(log.term(through - 1).is_err());
+            assert_eq!(all(log).len() as u64, 8 - through);
+        };
+        check(&log);
+        drop(log);
+        log = open(folder.path()).unwrap();
+        check(&log);
+    }
+    log.append(vec![entry(9, 2)], None, true).unwrap();
+    assert_eq!(all(&log), [(9, 2)]);
+}
+
+#[test]
+fn entries_that_left_the_cache_are_read_from_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = open(folder.path()).unwrap();
+    let large = |index| Entry { index, term: 1, data: vec![7; CACHE_BYTES / 3].into(), ..Entry::default() };
+    log.append((1..=6).map(large).collect(), in_term(1), true).unwrap();
+    assert!(log.cache.len() <= 3);
+    assert_eq!(all(&log).len(), 6);
+    let limited = log.entries(1, 7, Some(10), GetEntriesContext::empty(false)).unwrap();
+    assert_eq!(limited.len(), 1, "one at least, whatever the limit");
+}
+
+#[test]
+fn a_gap_or_a_lost_tail_is_refused() {
+    type Damage = fn(&Log);
+    let damage: [(&str, Damage); 3] = [
+        ("index 3: the entry is missing, and later", |log| log.database.delete(entry_key(3)).unwrap()),
+        ("index 5: the entry is missing, and it was", |log| log.database.delete(entry_key(5)).unwrap()),
+        ("index 4: the entry's index or term", |log| {
+            log.database.put(entry_key(4), encode(&entry(4, 9))).unwrap();
+        }),
+    ];
+    for (problem, damage) in damage {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = open(folder.path()).unwrap();
+        let state = HardState { term: 1, commit: 5, ..HardState::default() };
+        log.append((1..=5).map(|index| entry(index, 1)).collect(), Some(state), true).unwrap();
+        damage(&log);
+        drop(log);
+        let error = open(folder.path()).err().expect("refused").to_string();
+        assert!(error.contains(problem), "{error}");
+    }
+}

@@ -1,0 +1,47 @@
+//! A replicated log of commands, driven by raft-rs, and the state machine that it drives.
+//!
+//! This module never looks into a command: it is bytes from the proposal until [`StateMachine::decode`]. It owns the
+//! order of commands, their time stamps, what is durable when, and who may answer a read.
+//!
+//! ```text
+//!  callers ── propose ──> inbox ── Raft thread ──────> apply thread ── outcome ──> callers
+//!             (bounded)            stamp, pack,         decode, apply
+//!                                  append + fsync         │ take_changes
+//!                                      ^ compact          v
+//!                                      └─────────── image thread: rows, flush
+//! ```
+//!
+//! Invariants: `compacted <= flushed image <= applied <= committed <= last`; an answered proposal is on disk, applied, and
+//! visible to every read that starts later.
+//!
+//! Failure: an error of the disk, a damaged entry or a panic in one of the threads ends the group ([`GroupError`]); it
+//! serves nothing from there on, and no failed write is repeated. Crash: a start loads the image and replays the log
+//! behind it.
+//!
+//! Not yet: more than one voter. [`Transport`] is where its messages leave; `receive` and membership come with it.
+
+mod apply;
+mod clock;
+mod config;
+mod driver;
+mod entry;
+mod group;
+mod handle;
+mod identity;
+mod image;
+mod inbox;
+mod log;
+mod machine;
+mod shared;
+mod transport;
+
+pub use config::{Durability, GroupConfig, GroupLimits};
+pub use group::Group;
+pub use handle::{Consensus, Read};
+pub use identity::ClusterId;
+pub use machine::{Change, StateMachine};
+pub use shared::{GroupStatus, Role};
+pub use transport::{NoTransport, Transport};
+
+#[cfg(test)]
+mod tests;

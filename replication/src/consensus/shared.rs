@@ -1,0 +1,222 @@
+//! What the threads of a group and its callers share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+use tidepool_metadata::{LogIndex, LogTime, NodeId, Term};
+use tokio::sync::watch;
+
+use super::ClusterId;
+use super::clock::LogClock;
+use super::config::{GroupConfig, GroupLimits};
+use super::inbox::Inbox;
+use super::log::Position;
+use super::machine::StateMachine;
+use crate::error::{CatalogError, GroupError};
+
+/// What a voter does in the group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Takes entries from the leader.
+    #[default]
+    Follower,
+    /// Asks for votes.
+    Candidate,
+    /// Orders the commands.
+    Leader,
+}
+
+impl Role {
+    /// The role's name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Follower => "follower",
+            Self::Candidate => "candidate",
+            Self::Leader => "leader",
+        }
+    }
+}
+
+/// How a voter stands.
+#[derive(Clone, Debug)]
+pub struct GroupStatus {
+    /// Which cluster.
+    pub cluster: ClusterId,
+    /// Which voter.
+    pub node: NodeId,
+    /// What it does.
+    pub role: Role,
+    /// In which term.
+    pub term: Term,
+    /// Who leads, as far as it knows.
+    pub leader: Option<NodeId>,
+    /// All voters.
+    pub voters: Vec<NodeId>,
+    /// Last entry known to be committed.
+    pub commit: LogIndex,
+    /// Last entry whose effects reads see.
+    pub applied: LogIndex,
+    /// First entry that the log still has; one behind the last one if it has none.
+    pub log_first: LogIndex,
+    /// Last entry of the log.
+    pub log_last: LogIndex,
+    /// The image has the effects of all entries up to here on disk.
+    pub image: LogIndex,
+    /// Bytes of applied entries that the image has not on disk yet: what a start would replay.
+    pub image_lag_bytes: u64,
+    /// Commands that wait to be logged.
+    pub waiting: usize,
+    /// Why the group serves nothing any more.
+    pub failure: Option<Arc<GroupError>>,
+}
+
+/// The state machine, and how far it is.
+pub(super) struct Applied<S> {
+    pub(super) machine: S,
+    pub(super) position: Position,
+    /// Stamp of the last entry.
+    pub(super) time: LogTime,
+    /// Bytes of all entries applied since the start.
+    pub(super) bytes: u64,
+}
+
+/// The part of the status that the Raft thread knows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RaftView {
+    pub(super) role: Role,
+    pub(super) term: u64,
+    pub(super) leader: u64,
+    pub(super) voters: Vec<u64>,
+    pub(super) commit: u64,
+    pub(super) log_first: u64,
+    pub(super) log_last: u64,
+}
+
+pub(super) struct Shared<S: StateMachine> {
+    pub(super) config: GroupConfig,
+    pub(super) limits: GroupLimits,
+    pub(super) inbox: Inbox<S::Outcome>,
+    /// Written by the apply thread, and by the image thread to take changes; read by callers.
+    pub(super) state: RwLock<Applied<S>>,
+    /// Follows `state`, for those who wait.
+    pub(super) applied: watch::Sender<LogIndex>,
+    pub(super) applied_bytes: AtomicU64,
+    pub(super) flushed: AtomicU64,
+    pub(super) flushed_bytes: AtomicU64,
+    /// While this voter leads: index of the first entry of its term. Once that is applied, so is all that was
+    /// acknowledged before. 0: it does not lead.
+    pub(super) leader_from: AtomicU64,
+    pub(super) clock: LogClock,
+    pub(super) raft: Mutex<RaftView>,
+    stopping: AtomicBool,
+    failure: OnceLock<Arc<GroupError>>,
+    /// Threads that still run.
+    running: watch::Sender<usize>,
+}
+
+impl<S: StateMachine> Shared<S> {
+    pub(super) fn new(config: GroupConfig, limits: GroupLimits, state: Applied<S>) -> Self {
+        let index = state.position.index;
+        let clock = LogClock::new();
+        clock.at_least(state.time);
+        Self {
+            inbox: Inbox::new(&limits),
+            applied: watch::channel(LogIndex(index)).0,
+            applied_bytes: AtomicU64::new(0),
+            flushed: AtomicU64::new(index),
+            flushed_bytes: AtomicU64::new(0),
+            leader_from: AtomicU64::new(0),
+            clock,
+            raft: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            running: watch::channel(0).0,
+            state: RwLock::new(state),
+            config,
+            limits,
+        }
+    }
+
+    /// Ends the group: the first cause stays.
+    pub(super) fn fail(&self, error: GroupError) {
+        let cause = self.failure.get_or_init(|| {
+            tracing::error!(node = %self.config.node, %error, "the group fails and stops serving");
+            Arc::new(error)
+        });
+        let cause = Arc::clone(cause);
+        self.inbox.close(&CatalogError::Failed { cause, proposed: false });
+        self.wake_readers();
+    }
+
+    pub(super) fn failure(&self) -> Option<&Arc<GroupError>> {
+        self.failure.get()
+    }
+
+    /// Takes no more proposals and ends the threads in order, with the image flushed.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.inbox.close(&CatalogError::ShuttingDown);
+        self.wake_readers();
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    fn wake_readers(&self) {
+        self.applied.send_modify(|_| ());
+    }
+
+    pub(super) fn watch_running(&self) -> watch::Receiver<usize> {
+        self.running.subscribe()
+    }
+
+    pub(super) fn status(&self) -> GroupStatus {
+        // From behind to ahead, so that what moves in between keeps `image <= applied <= commit`.
+        let image = LogIndex(self.flushed.load(Ordering::Acquire));
+        let flushed_bytes = self.flushed_bytes.load(Ordering::Acquire);
+        let applied = *self.applied.borrow();
+        let raft = self.raft.lock().clone();
+        let node = |id: u64| u32::try_from(id).ok().filter(|&id| id != 0).map(NodeId);
+        GroupStatus {
+            cluster: self.config.cluster,
+            node: self.config.node,
+            role: raft.role,
+            term: Term(raft.term),
+            leader: node(raft.leader),
+            voters: raft.voters.iter().filter_map(|&id| node(id)).collect(),
+            commit: LogIndex(raft.commit),
+            applied,
+            log_first: LogIndex(raft.log_first),
+            log_last: LogIndex(raft.log_last),
+            image,
+            image_lag_bytes: self.applied_bytes.load(Ordering::Acquire).saturating_sub(flushed_bytes),
+            waiting: self.inbox.waiting(),
+            failure: self.failure.get().cloned(),
+        }
+    }
+}
+
+/// Lives as long as one thread of the group; a panic fails the group.
+pub(super) struct ThreadGuard<S: StateMachine> {
+    shared: Arc<Shared<S>>,
+    thread: &'static str,
+}
+
+impl<S: StateMachine> ThreadGuard<S> {
+    pub(super) fn new(shared: &Arc<Shared<S>>, thread: &'static str) -> Self {
+        shared.running.send_modify(|running| *running += 1);
+        Self { shared: Arc::clone(shared), thread }
+    }
+}
+
+impl<S: StateMachine> Drop for ThreadGuard<S> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.shared.fail(GroupError::ThreadDied { thread: self.thread });
+        }
+        self.shared.running.send_modify(|running| *running -= 1);
+    }
+}

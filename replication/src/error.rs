@@ -1,0 +1,270 @@
+//! What goes wrong, for two readers: who asked the group ([`CatalogError`]), and who runs it ([`GroupError`]).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidepool_metadata::{ErrorKind, LogIndex, NodeId};
+
+use crate::consensus::ClusterId;
+
+/// When to ask again if the group has too much to do: some synced writes of a busy disk.
+const RETRY_AFTER_OVERLOAD: Duration = Duration::from_millis(50);
+/// When to ask again if there is no leader: about an election.
+const RETRY_AFTER_ELECTION: Duration = Duration::from_millis(100);
+
+/// Why a call to the group had no answer.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CatalogError {
+    /// As much waits to be logged as may; nothing was logged.
+    #[error("{commands} commands of {bytes} bytes wait to be logged, the most that may")]
+    Overloaded {
+        /// How many wait.
+        commands: usize,
+        /// Their bytes.
+        bytes: usize,
+    },
+    /// Another voter leads, or none does; nothing was logged.
+    #[error("this voter does not lead; leader: {leader:?}")]
+    NotLeader {
+        /// Who leads, as far as this voter knows.
+        leader: Option<NodeId>,
+    },
+    /// The command does not fit an entry; nothing was logged.
+    #[error("command of {length} bytes and {items} items is over {length_maximum} bytes or {items_maximum} items")]
+    TooLarge {
+        /// Its encoding's length in bytes.
+        length: usize,
+        /// The bound.
+        length_maximum: usize,
+        /// Its items.
+        items: usize,
+        /// The bound.
+        items_maximum: usize,
+    },
+    /// The group stops; nothing was logged.
+    #[error("the group is shutting down")]
+    ShuttingDown,
+    /// The group failed, and serves nothing until its process is started anew.
+    #[error("the group has failed: {cause}")]
+    Failed {
+        /// Why.
+        cause: Arc<GroupError>,
+        /// The command may have been logged before.
+        proposed: bool,
+    },
+    /// Leadership was lost, or the group stopped, after the command was logged here: it may or may not be applied.
+    #[error("the command was logged, but whether it will be applied is not known")]
+    OutcomeUnknown,
+    /// The voter did not reach the asked log index, or the point where it may serve such reads, in time.
+    #[error("applied up to log index {}, which does not suffice for {read}", applied.0)]
+    Lagging {
+        /// What was asked.
+        read: &'static str,
+        /// How far it is.
+        applied: LogIndex,
+    },
+    /// Not built yet.
+    #[error("not built yet: {what}")]
+    Unimplemented {
+        /// What.
+        what: &'static str,
+    },
+    /// The state machine answered another question than the one asked: a fault of ours.
+    #[error("the catalog gave another answer than {expected}")]
+    Unexpected {
+        /// What was to come.
+        expected: &'static str,
+    },
+}
+
+impl CatalogError {
+    /// What the caller does next.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Overloaded { .. } => ErrorKind::Exhausted,
+            Self::NotLeader { .. } | Self::ShuttingDown | Self::Lagging { .. } => ErrorKind::Unavailable,
+            Self::TooLarge { .. } => ErrorKind::Invalid,
+            Self::Failed { .. } | Self::Unexpected { .. } => ErrorKind::Internal,
+            Self::OutcomeUnknown => ErrorKind::Deadline,
+            Self::Unimplemented { .. } => ErrorKind::Unimplemented,
+        }
+    }
+
+    /// A stable word for machines.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Overloaded { .. } => "OVERLOADED",
+            Self::NotLeader { .. } => "NOT_LEADER",
+            Self::TooLarge { .. } => "COMMAND_TOO_LARGE",
+            Self::ShuttingDown => "SHUTTING_DOWN",
+            Self::Failed { .. } => "CATALOG_FAILED",
+            Self::OutcomeUnknown => "OUTCOME_UNKNOWN",
+            Self::Lagging { .. } => "LAGGING",
+            Self::Unimplemented { .. } => "UNIMPLEMENTED",
+            Self::Unexpected { .. } => "INTERNAL",
+        }
+    }
+
+    /// When asking again makes sense; `None` if it does not, or not here.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Overloaded { .. } => Some(RETRY_AFTER_OVERLOAD),
+            Self::NotLeader { .. } | Self::Lagging { .. } => Some(RETRY_AFTER_ELECTION),
+            _ => None,
+        }
+    }
+
+    /// Certainly nothing was logged, nor will be: what the command was to announce may be freed at once.
+    #[must_use]
+    pub fn is_unproposed(&self) -> bool {
+        match self {
+            Self::Overloaded { .. } | Self::NotLeader { .. } | Self::TooLarge { .. } | Self::ShuttingDown => true,
+            Self::Failed { proposed, .. } => !proposed,
+            Self::OutcomeUnknown | Self::Lagging { .. } | Self::Unexpected { .. } | Self::Unimplemented { .. } => false,
+        }
+    }
+
+    /// This group will never answer again: asking it anew is useless.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::ShuttingDown | Self::Failed { .. })
+    }
+}
+
+/// Why a group does not start, or stopped serving.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// The folder cannot be made.
+    #[error("create folder {}", path.display())]
+    Folder {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A database does not open: another process has it, or it is damaged (the cause says which).
+    #[error("open {what} in {}: {source}", path.display())]
+    Open {
+        /// Log or image.
+        what: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// RocksDB's words.
+        source: rocksdb::Error,
+    },
+    /// A read failed or met damaged bytes.
+    #[error("read {what}: {source}")]
+    Read {
+        /// What was read.
+        what: &'static str,
+        /// RocksDB's words.
+        source: rocksdb::Error,
+    },
+    /// A write or its fsync failed. It is never retried: what the disk holds is unknown until it is read again.
+    #[error("write {what}: {source}")]
+    Write {
+        /// What was written.
+        what: &'static str,
+        /// RocksDB's words.
+        source: rocksdb::Error,
+    },
+    /// The folder belongs to another cluster or node.
+    #[error("{what} belongs to node {found_node} of cluster {found_cluster}, not to node {node} of cluster {cluster}")]
+    Foreign {
+        /// Log or image.
+        what: &'static str,
+        /// Whose it is.
+        found_cluster: ClusterId,
+        /// Whose it is.
+        found_node: NodeId,
+        /// Who asks.
+        cluster: ClusterId,
+        /// Who asks.
+        node: NodeId,
+    },
+    /// Written by another version of this program.
+    #[error("{what} has format version {found}; this program reads version {known}")]
+    Version {
+        /// Log, image or entry.
+        what: &'static str,
+        /// As read.
+        found: u8,
+        /// What this program reads.
+        known: u8,
+    },
+    /// The log contradicts itself: entries are missing or damaged. It is refused, because acknowledged commands may be
+    /// among them.
+    #[error("the log is damaged at index {}: {problem}", index.0)]
+    CorruptLog {
+        /// Where.
+        index: LogIndex,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// The image contradicts itself.
+    #[error("the image is damaged: {problem}")]
+    CorruptImage {
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// The image's rows are no state.
+    #[error("load the state from its image")]
+    Load(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Log and image do not meet: one of them was lost or put back from a backup.
+    #[error("log entries {}..={} do not meet the image at index {}", log_first.0, log_last.0, image.0)]
+    Gap {
+        /// First entry of the log.
+        log_first: LogIndex,
+        /// Last entry of the log.
+        log_last: LogIndex,
+        /// Index of the image.
+        image: LogIndex,
+    },
+    /// A committed command cannot be read: written by a newer program, or damaged.
+    #[error("decode the committed command at index {}: {source}", index.0)]
+    Undecodable {
+        /// Its entry.
+        index: LogIndex,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The consensus core refused something that it must take.
+    #[error("drive raft: {0}")]
+    Raft(#[from] raft::Error),
+    /// Not built yet.
+    #[error("not built yet: {what}")]
+    Unimplemented {
+        /// What.
+        what: &'static str,
+    },
+    /// A setting is out of bounds.
+    #[error("{setting} = {value} is out of bounds: {bounds}")]
+    Setting {
+        /// Which.
+        setting: &'static str,
+        /// As given.
+        value: u64,
+        /// What it may be.
+        bounds: &'static str,
+    },
+    /// A thread cannot be started.
+    #[error("start thread {thread}")]
+    Spawn {
+        /// Which.
+        thread: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A thread of the group panicked: a fault of ours; see the log before it.
+    #[error("thread {thread} of the group died")]
+    ThreadDied {
+        /// Which.
+        thread: &'static str,
+    },
+}
