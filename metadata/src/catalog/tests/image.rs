@@ -74,6 +74,19 @@ fn changes_taken_one_after_the_other_are_the_image() {
 }
 
 #[test]
+fn a_loaded_catalog_still_refuses_what_it_forgot() {
+    let mut world = World::new(1);
+    world.catalog.retired = Retired::with_capacity(1);
+    let freed = world.put("a", 1, &[1]);
+    world.abandon("a", replica(1, 1));
+    world.pass(Duration::from_secs(2));
+    world.abandon("b", replica(1, 2));
+    assert!(!world.catalog.retired.contains(replica(1, 1)));
+    world.catalog = Catalog::load(world.catalog.rows()).expect("its own rows");
+    assert_eq!(world.complete(&freed), refused(Refusal::ReservationExpired));
+}
+
+#[test]
 fn a_new_catalog_and_no_rows_are_the_same() {
     let loaded = Catalog::load(Vec::new()).expect("no rows");
     assert_eq!(loaded.rows(), Catalog::new().rows());

@@ -1,0 +1,556 @@
+//! The catalog against a plain map, under random commands with repeats, reorderings and regroupings.
+//!
+//! The model remembers everything for ever and knows no bound, so where the catalog forgets (ids that were freed,
+//! answers of sessions) it must do so without anybody noticing. Beside equal outcomes one law is checked after each
+//! step: no copy that its node may have freed is ever visible again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidepool_metadata::catalog::{
+    AbandonOutcome, AddReplicaItem, AddReplicaOutcome, Answer, Catalog, Command, CompleteItem, CompleteOutcome,
+    EntryContext, ForgetMode, ForgetOutcome, Located, NewReplica, NodeAddresses, NodeRegistration, NodeState, Outcome,
+    PinItem, PinOutcome, Query, Quota, Refusal, RemoveItem, RemoveOutcome, ReplicaName, RequestId, SessionId,
+};
+use tidepool_metadata::{
+    DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId,
+};
+
+const NODES: u32 = 3;
+const SESSION: SessionId = SessionId(1);
+const TENANT_QUOTA: u64 = 500;
+
+/// One entry of the log to be. Numbers choose among what was reserved before, modulo its count.
+#[derive(Clone, Debug)]
+enum Step {
+    Pass(Duration),
+    Reserve { key: u8, nodes: u8, length: u8, min_replicas: u8, upsert: bool, pin: bool, nvme: bool },
+    ReserveCopy { put: usize, node: u8 },
+    Complete(Vec<usize>),
+    Abandon(Vec<(usize, u8)>),
+    Forget(ForgetMode, Vec<(usize, u8)>),
+    AddReplicas(Vec<usize>),
+    Remove(Vec<(u8, bool, Option<u8>)>),
+    Pin(Vec<(u8, Option<u8>)>),
+    Unpin(Vec<(u8, Option<u8>)>),
+    State { node: u8, state: NodeState },
+    NewLife { node: u8 },
+    Freed { node: u8 },
+    Reload,
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let state = prop_oneof![Just(NodeState::Up), Just(NodeState::Draining), Just(NodeState::Absent)];
+    let mode = prop_oneof![Just(ForgetMode::SurplusOnly), Just(ForgetMode::EvenLast)];
+    let many = |most| vec(any::<usize>(), 1..most);
+    let copies = || vec((any::<usize>(), any::<u8>()), 1..3);
+    // Few ids, so that most are repeats.
+    let request = || proptest::option::of(1u8..12);
+    prop_oneof![
+        2 => (0u64..50_000).prop_map(|milliseconds| Step::Pass(Duration::from_millis(milliseconds))),
+        8 => (0u8..4, 1u8..8, any::<u8>(), 1u8..3, any::<(bool, bool, bool)>()).prop_map(
+            |(key, nodes, length, min_replicas, (upsert, pin, nvme))| {
+                Step::Reserve { key, nodes, length, min_replicas, upsert, pin: pin && upsert, nvme }
+            }),
+        3 => (any::<usize>(), 0u8..NODES as u8).prop_map(|(put, node)| Step::ReserveCopy { put, node }),
+        10 => many(4).prop_map(Step::Complete),
+        2 => copies().prop_map(Step::Abandon),
+        4 => (mode, copies()).prop_map(|(mode, items)| Step::Forget(mode, items)),
+        4 => many(3).prop_map(Step::AddReplicas),
+        4 => vec((0u8..4, any::<bool>(), request()), 1..4).prop_map(Step::Remove),
+        1 => vec((0u8..4, request()), 1..3).prop_map(Step::Pin),
+        1 => vec((0u8..4, request()), 1..3).prop_map(Step::Unpin),
+        2 => (0u8..NODES as u8, state).prop_map(|(node, state)| Step::State { node, state }),
+        1 => (0u8..NODES as u8).prop_map(|node| Step::NewLife { node }),
+        1 => (0u8..NODES as u8).prop_map(|node| Step::Freed { node }),
+        1 => Just(Step::Reload),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct ModelObject {
+    version: VersionId,
+    length: u64,
+    replicas: BTreeMap<ReplicaId, Durability>,
+    pins: u32,
+    min_replicas: u8,
+    durability: Durability,
+}
+
+/// Even keys belong to the default tenant, odd ones to a tenant with a quota.
+fn name(key: u8) -> (TenantId, ObjectKey) {
+    (TenantId(u32::from(key) % 2), ObjectKey::new(&[b'k', key]).expect("legal key"))
+}
+
+#[derive(Default)]
+struct Model {
+    now: u64,
+    objects: BTreeMap<(TenantId, ObjectKey), ModelObject>,
+    lives: BTreeMap<NodeId, (u32, NodeState)>,
+    /// All copies that their nodes may have freed, ever.
+    freed: BTreeSet<ReplicaId>,
+    removals: BTreeMap<u64, RemoveOutcome>,
+    pins: BTreeMap<u64, PinOutcome>,
+}
+
+impl Model {
+    fn reads(&self, replica: &ReplicaId) -> bool {
+        self.lives[&replica.node].1 != NodeState::Absent
+    }
+
+    fn is_fresh(&self, reserved_at: LogTime) -> bool {
+        reserved_at.0 + 60_000 >= self.now
+    }
+
+    fn used(&self, tenant: TenantId) -> u64 {
+        let charge = |object: &ModelObject| object.length * object.replicas.len() as u64;
+        self.objects.iter().filter(|((owner, _), _)| *owner == tenant).map(|(_, object)| charge(object)).sum()
+    }
+
+    fn allows(&self, tenant: TenantId, less: u64, more: u64) -> bool {
+        tenant == TenantId::DEFAULT || more <= less || self.used(tenant) - less + more <= TENANT_QUOTA
+    }
+
+    fn complete(&mut self, item: &CompleteItem) -> CompleteOutcome {
+        let name = (item.tenant, item.key.clone());
+        let existing = self.objects.get(&name).cloned();
+        if let Some(object) = existing.as_ref().filter(|object| object.version == item.version) {
+            return CompleteOutcome::Completed { replicas: object.replicas.len() as u8 };
+        }
+        let held = existing.as_ref().filter(|object| object.replicas.keys().any(|replica| self.reads(replica)));
+        let good: BTreeMap<ReplicaId, Durability> = item
+            .replicas
+            .iter()
+            .filter(|new| self.lives[&new.replica.node].0 == new.replica.incarnation.0)
+            .filter(|new| !self.freed.contains(&new.replica))
+            .map(|new| (new.replica, new.durability))
+            .collect();
+        let readable = good.keys().filter(|replica| self.reads(replica)).count();
+        let charge = |object: &ModelObject| object.length * object.replicas.len() as u64;
+        let less = existing.as_ref().map_or(0, charge);
+        let outcome = match held {
+            Some(object) if !item.upsert => CompleteOutcome::AlreadyExists { version: object.version },
+            _ if !self.is_fresh(item.reserved_at) => CompleteOutcome::Refused(Refusal::ReservationExpired),
+            _ if readable < usize::from(item.min_replicas) => CompleteOutcome::Refused(Refusal::TooFewReplicas),
+            _ if !self.allows(item.tenant, less, item.length * good.len() as u64) => {
+                CompleteOutcome::Refused(Refusal::QuotaExceeded)
+            }
+            _ => CompleteOutcome::Completed { replicas: good.len() as u8 },
+        };
+        if matches!(outcome, CompleteOutcome::Completed { .. }) {
+            self.freed.extend(existing.iter().flat_map(|object| object.replicas.keys()));
+            self.freed.extend(item.replicas.iter().map(|new| new.replica).filter(|id| !good.contains_key(id)));
+            let object = ModelObject {
+                version: item.version,
+                length: item.length,
+                replicas: good,
+                pins: existing.map_or(0, |object| object.pins).max(u32::from(item.pin)),
+                min_replicas: item.min_replicas,
+                durability: item.durability,
+            };
+            self.objects.insert(name, object);
+        } else {
+            self.freed.extend(item.replicas.iter().map(|new| new.replica));
+        }
+        outcome
+    }
+
+    fn abandon(&mut self, item: &ReplicaName) -> AbandonOutcome {
+        match self.objects.get(&(item.tenant, item.key.clone())) {
+            Some(object) if object.replicas.contains_key(&item.replica) => {
+                AbandonOutcome::Completed { version: object.version }
+            }
+            _ => {
+                self.freed.insert(item.replica);
+                AbandonOutcome::Abandoned
+            }
+        }
+    }
+
+    fn forget(&mut self, mode: ForgetMode, item: &ReplicaName) -> ForgetOutcome {
+        let name = (item.tenant, item.key.clone());
+        let Some(object) = self.objects.get(&name).filter(|object| object.replicas.contains_key(&item.replica)) else {
+            return ForgetOutcome::Unknown;
+        };
+        let others: Vec<Durability> = object
+            .replicas
+            .iter()
+            .filter(|(replica, _)| **replica != item.replica && self.reads(replica))
+            .map(|(_, &durability)| durability)
+            .collect();
+        let durable = |durability: &Durability| *durability >= object.durability;
+        let surplus = others.len() >= usize::from(object.min_replicas)
+            && (!durable(&object.replicas[&item.replica]) || others.iter().any(durable));
+        if mode == ForgetMode::SurplusOnly && !surplus {
+            return ForgetOutcome::StillNeeded;
+        }
+        if mode == ForgetMode::EvenLast && object.pins > 0 && others.is_empty() {
+            return ForgetOutcome::Pinned;
+        }
+        self.freed.insert(item.replica);
+        let object = self.objects.get_mut(&name).expect("just seen");
+        object.replicas.remove(&item.replica);
+        let last = object.replicas.is_empty();
+        if last {
+            self.objects.remove(&name);
+        }
+        ForgetOutcome::Forgotten { last }
+    }
+
+    fn add(&mut self, item: &AddReplicaItem) -> AddReplicaOutcome {
+        let name = (item.tenant, item.key.clone());
+        let object = self.objects.get(&name).filter(|object| object.version == item.version);
+        let outcome = match object {
+            None => Err(Refusal::NoSuchVersion),
+            Some(object) if object.replicas.contains_key(&item.replica) => return AddReplicaOutcome::Added,
+            Some(_) if !self.is_fresh(item.reserved_at) => Err(Refusal::ReservationExpired),
+            Some(_) if self.freed.contains(&item.replica) => Err(Refusal::Abandoned),
+            Some(object) if object.replicas.keys().any(|replica| replica.node == item.replica.node) => {
+                Err(Refusal::TooManyReplicas)
+            }
+            Some(_) if self.lives[&item.replica.node].0 != item.replica.incarnation.0 => Err(Refusal::StaleNode),
+            Some(object) if !self.allows(item.tenant, 0, object.length) => Err(Refusal::QuotaExceeded),
+            Some(_) => Ok(()),
+        };
+        match outcome {
+            Err(refusal) => {
+                self.freed.insert(item.replica);
+                AddReplicaOutcome::Refused(refusal)
+            }
+            Ok(()) => {
+                let object = self.objects.get_mut(&name).expect("just seen");
+                object.replicas.insert(item.replica, item.durability);
+                AddReplicaOutcome::Added
+            }
+        }
+    }
+
+    fn remove(&mut self, item: &RemoveItem) -> RemoveOutcome {
+        let sequence = item.request.map(|request| request.sequence);
+        if let Some(answer) = sequence.and_then(|sequence| self.removals.get(&sequence)) {
+            return *answer;
+        }
+        let name = (item.tenant, item.key.clone());
+        let outcome = match self.objects.get(&name) {
+            None => RemoveOutcome::Missing,
+            Some(object) if object.pins > 0 && !item.force => RemoveOutcome::Pinned,
+            Some(object) => RemoveOutcome::Removed { version: object.version },
+        };
+        if matches!(outcome, RemoveOutcome::Removed { .. }) {
+            let object = self.objects.remove(&name).expect("just seen");
+            self.freed.extend(object.replicas.keys());
+        }
+        self.removals.extend(sequence.map(|sequence| (sequence, outcome)));
+        outcome
+    }
+
+    fn change_pins(&mut self, item: &PinItem, change: fn(u32) -> u32) -> PinOutcome {
+        let sequence = item.request.map(|request| request.sequence);
+        if let Some(answer) = sequence.and_then(|sequence| self.pins.get(&sequence)) {
+            return *answer;
+        }
+        let outcome = match self.objects.get_mut(&(item.tenant, item.key.clone())) {
+            None => PinOutcome::Missing,
+            Some(object) => {
+                object.pins = change(object.pins);
+                PinOutcome::Pinned { pins: object.pins }
+            }
+        };
+        self.pins.extend(sequence.map(|sequence| (sequence, outcome)));
+        outcome
+    }
+
+    /// The outcome that the catalog must give.
+    fn apply(&mut self, command: &Command) -> Outcome {
+        match command {
+            Command::Complete(items) => Outcome::Complete(items.iter().map(|item| self.complete(item)).collect()),
+            Command::Abandon(items) => Outcome::Abandon(items.iter().map(|item| self.abandon(item)).collect()),
+            Command::Forget { mode, items } => {
+                Outcome::Forget(items.iter().map(|item| self.forget(*mode, item)).collect())
+            }
+            Command::AddReplicas(items) => Outcome::AddReplicas(items.iter().map(|item| self.add(item)).collect()),
+            Command::Remove(items) => Outcome::Remove(items.iter().map(|item| self.remove(item)).collect()),
+            Command::Pin(items) => {
+                Outcome::Pin(items.iter().map(|item| self.change_pins(item, |pins| pins + 1)).collect())
+            }
+            Command::Unpin(items) => {
+                let unpin = |pins: u32| pins.saturating_sub(1);
+                Outcome::Pin(items.iter().map(|item| self.change_pins(item, unpin)).collect())
+            }
+            other => unreachable!("the model has no {other:?}"),
+        }
+    }
+}
+
+/// The catalog, its regrouped twin, the image that is kept of it, and the model.
+struct Run {
+    catalog: Catalog,
+    twin: Catalog,
+    image: BTreeMap<Vec<u8>, Vec<u8>>,
+    model: Model,
+    index: u64,
+    puts: Vec<CompleteItem>,
+    copies: Vec<AddReplicaItem>,
+}
+
+impl Run {
+    fn new() -> Self {
+        let mut run = Self {
+            catalog: Catalog::new(),
+            twin: Catalog::new(),
+            image: BTreeMap::new(),
+            model: Model { now: 10_000_000, ..Model::default() },
+            index: 0,
+            puts: Vec::new(),
+            copies: Vec::new(),
+        };
+        (1..=NODES).for_each(|node| run.register(node, 1));
+        let quota = Quota { bytes: Some(TENANT_QUOTA), objects: None };
+        run.both(&Command::CreateTenant { name: "quota".to_owned(), quota });
+        run.both(&Command::OpenSession { session: SESSION });
+        run
+    }
+
+    fn register(&mut self, node: u32, incarnation: u32) {
+        let registration = NodeRegistration {
+            node: NodeId(node),
+            incarnation: Incarnation(incarnation),
+            addresses: NodeAddresses::default(),
+            tiers: vec![],
+        };
+        self.both(&Command::RegisterNode(registration));
+        let life = self.model.lives.entry(NodeId(node)).or_insert((incarnation, NodeState::Up));
+        let draining = life.1 == NodeState::Draining;
+        *life = (incarnation, if draining { NodeState::Draining } else { NodeState::Up });
+    }
+
+    fn entry(&mut self) -> EntryContext {
+        self.index += 1;
+        EntryContext { index: LogIndex(self.index), time: LogTime(self.model.now) }
+    }
+
+    /// A command that is the same for catalog and twin.
+    fn both(&mut self, command: &Command) {
+        let at = self.entry();
+        assert_eq!(self.catalog.apply(at, command), self.twin.apply(at, command));
+    }
+
+    /// A command whose outcome the model knows; the twin gets its items one by one.
+    fn modelled(&mut self, command: &Command) {
+        if singles(command).is_empty() {
+            return self.both(command);
+        }
+        let at = self.entry();
+        let outcome = self.catalog.apply(at, command);
+        assert_eq!(outcome, self.model.apply(command), "{command:?}");
+        let apart: Vec<Outcome> = singles(command).iter().map(|single| self.twin.apply(at, single)).collect();
+        assert_eq!(singles_of(&outcome), apart, "regrouped {command:?}");
+    }
+
+    fn reserve(&mut self, step: &Step) {
+        let Step::Reserve { key, nodes, length, min_replicas, upsert, pin, nvme } = *step else { return };
+        let sequence = self.puts.len() as u64 + 1;
+        let (tenant, key) = name(key);
+        let durability = if nvme { Durability::Nvme } else { Durability::Memory };
+        let replica = |node: u32| NewReplica {
+            replica: self.fresh_replica(node, sequence),
+            durability: if node == 1 { durability } else { Durability::Memory },
+        };
+        self.puts.push(CompleteItem {
+            tenant,
+            key,
+            version: VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence },
+            length: u64::from(length),
+            slice_bytes: 1 << 20,
+            data_type: DataType::KvCache,
+            group: (length % 3 == 0).then(|| "group".into()),
+            checksums: vec![sequence as u32],
+            replicas: (1..=NODES).filter(|node| nodes >> (node - 1) & 1 == 1).map(replica).collect(),
+            min_replicas,
+            durability,
+            upsert,
+            pin,
+            reserved_at: LogTime(self.model.now),
+        });
+    }
+
+    fn fresh_replica(&self, node: u32, sequence: u64) -> ReplicaId {
+        let incarnation = Incarnation(self.model.lives[&NodeId(node)].0);
+        ReplicaId { node: NodeId(node), incarnation, sequence }
+    }
+
+    fn reserve_copy(&mut self, put: usize, node: u8) {
+        let Some(put) = choose(&self.puts, put) else { return };
+        let sequence = 1_000_000 + self.copies.len() as u64;
+        let copy = AddReplicaItem {
+            tenant: put.tenant,
+            key: put.key.clone(),
+            version: put.version,
+            replica: self.fresh_replica(u32::from(node) + 1, sequence),
+            durability: Durability::Memory,
+            reserved_at: LogTime(self.model.now),
+        };
+        self.copies.push(copy);
+    }
+
+    /// Names copies of puts and further ones.
+    fn names(&self, choices: &[(usize, u8)]) -> Vec<ReplicaName> {
+        let name = |&(number, copy): &(usize, u8)| {
+            if copy % 4 == 3 {
+                let copy = choose(&self.copies, number)?;
+                return Some(ReplicaName { tenant: copy.tenant, key: copy.key.clone(), replica: copy.replica });
+            }
+            let put = choose(&self.puts, number)?;
+            let replica = put.replicas[usize::from(copy) % put.replicas.len()].replica;
+            Some(ReplicaName { tenant: put.tenant, key: put.key.clone(), replica })
+        };
+        choices.iter().filter_map(name).collect()
+    }
+
+    fn step(&mut self, step: &Step) {
+        let request = |sequence: Option<u8>, kind: u64| {
+            sequence.map(|one| RequestId { session: SESSION, sequence: kind + u64::from(one) })
+        };
+        let pins = |items: &[(u8, Option<u8>)], kind| {
+            let item = |&(key, sequence): &(u8, Option<u8>)| {
+                let (tenant, key) = name(key);
+                PinItem { tenant, key, request: request(sequence, kind) }
+            };
+            items.iter().map(item).collect()
+        };
+        match step {
+            Step::Pass(time) => self.model.now += time.as_millis() as u64,
+            Step::Reserve { .. } => self.reserve(step),
+            Step::ReserveCopy { put, node } => self.reserve_copy(*put, *node),
+            Step::Complete(puts) => {
+                let items = puts.iter().filter_map(|&put| choose(&self.puts, put)).cloned().collect();
+                self.modelled(&Command::Complete(items));
+            }
+            Step::Abandon(choices) => self.modelled(&Command::Abandon(self.names(choices))),
+            Step::Forget(mode, choices) => {
+                let items = self.names(choices);
+                self.modelled(&Command::Forget { mode: *mode, items });
+            }
+            Step::AddReplicas(copies) => {
+                let items = copies.iter().filter_map(|&copy| choose(&self.copies, copy)).cloned().collect();
+                self.modelled(&Command::AddReplicas(items));
+            }
+            Step::Remove(items) => {
+                let item = |&(key, force, sequence): &(u8, bool, Option<u8>)| {
+                    let (tenant, key) = name(key);
+                    RemoveItem { tenant, key, version: None, force, request: request(sequence, 0) }
+                };
+                self.modelled(&Command::Remove(items.iter().map(item).collect()));
+            }
+            Step::Pin(items) => self.modelled(&Command::Pin(pins(items, 100))),
+            Step::Unpin(items) => self.modelled(&Command::Unpin(pins(items, 200))),
+            Step::State { node, state } => {
+                let node = NodeId(u32::from(*node) + 1);
+                let (incarnation, known) = self.model.lives.get_mut(&node).expect("registered");
+                *known = *state;
+                let incarnation = Incarnation(*incarnation);
+                self.both(&Command::SetNodeState { node, incarnation, state: *state });
+            }
+            Step::NewLife { node } => {
+                let node = u32::from(*node) + 1;
+                let next = self.model.lives[&NodeId(node)].0 + 1;
+                self.register(node, next);
+            }
+            Step::Freed { node } => {
+                let through = LogIndex(self.index);
+                self.both(&Command::Freed { node: NodeId(u32::from(*node) + 1), through });
+            }
+            Step::Reload => self.reload(),
+        }
+        self.catalog.validate();
+        self.check();
+    }
+
+    /// Goes on with the catalog that the image gives.
+    fn reload(&mut self) {
+        for (key, row) in self.catalog.take_changes() {
+            match row {
+                Some(row) => drop(self.image.insert(key, row)),
+                None => drop(self.image.remove(&key)),
+            }
+        }
+        let rows = self.catalog.rows();
+        assert_eq!(self.image.clone().into_iter().collect::<Vec<_>>(), rows, "the image that was kept");
+        self.catalog = Catalog::load(rows).expect("its own rows");
+    }
+
+    fn check(&self) {
+        for number in 0..4 {
+            let (tenant, key) = name(number);
+            let expected = self.model.objects.get(&(tenant, key.clone()));
+            match (self.catalog.locate(tenant, &key), expected) {
+                (Located::Missing, None) => {}
+                (Located::Found(found), Some(expected)) => {
+                    assert_eq!((found.version, found.length), (expected.version, expected.length));
+                    let replicas: BTreeMap<_, _> =
+                        found.replicas.iter().map(|copy| (copy.replica, copy.durability)).collect();
+                    assert_eq!(replicas, expected.replicas);
+                    let risen = replicas.keys().find(|replica| self.model.freed.contains(replica));
+                    assert_eq!(risen, None, "a copy that may have been freed is visible");
+                }
+                (found, expected) => panic!("{key}: {found:?}, expected {expected:?}"),
+            }
+        }
+        let Answer::Tenants(tenants) = self.catalog.query(&Query::Tenants) else { panic!("answer of tenants") };
+        for tenant in tenants {
+            assert_eq!(tenant.bytes, self.model.used(tenant.tenant));
+        }
+    }
+}
+
+fn choose<T>(items: &[T], number: usize) -> Option<&T> {
+    items.get(number.checked_rem(items.len())?)
+}
+
+fn singles(command: &Command) -> Vec<Command> {
+    fn each<T: Clone>(items: &[T], command: impl Fn(Vec<T>) -> Command) -> Vec<Command> {
+        items.iter().map(|item| command(vec![item.clone()])).collect()
+    }
+    match command {
+        Command::Complete(items) => each(items, Command::Complete),
+        Command::Abandon(items) => each(items, Command::Abandon),
+        Command::AddReplicas(items) => each(items, Command::AddReplicas),
+        Command::Remove(items) => each(items, Command::Remove),
+        Command::Pin(items) => each(items, Command::Pin),
+        Command::Unpin(items) => each(items, Command::Unpin),
+        Command::Forget { mode, items } => each(items, |items| Command::Forget { mode: *mode, items }),
+        other => vec![other.clone()],
+    }
+}
+
+fn singles_of(outcome: &Outcome) -> Vec<Outcome> {
+    fn each<T: Clone>(items: &[T], outcome: impl Fn(Vec<T>) -> Outcome) -> Vec<Outcome> {
+        items.iter().map(|item| outcome(vec![item.clone()])).collect()
+    }
+    match outcome {
+        Outcome::Complete(items) => each(items, Outcome::Complete),
+        Outcome::Abandon(items) => each(items, Outcome::Abandon),
+        Outcome::AddReplicas(items) => each(items, Outcome::AddReplicas),
+        Outcome::Remove(items) => each(items, Outcome::Remove),
+        Outcome::Pin(items) => each(items, Outcome::Pin),
+        Outcome::Forget(items) => each(items, Outcome::Forget),
+        other => vec![other.clone()],
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn the_catalog_equals_a_plain_map_that_forgets_nothing(steps in vec(steps(), 1..120)) {
+        let mut run = Run::new();
+        for step in &steps {
+            run.step(step);
+        }
+        run.reload();
+        prop_assert_eq!(run.catalog.rows(), run.twin.rows(), "the same items in other groups give the same state");
+        run.twin.validate();
+    }
+}
