@@ -4,49 +4,17 @@
 //! Requests start in the order of the trace, at most `concurrency` at a time; within a request everything is in order.
 //! With a `speed`, a request does not start before its time. A wrong byte is counted and remembered, never passed over.
 
-use std::future::Future;
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::block_store::{BlockStore, block_key};
 use super::histogram::Histogram;
 use super::payload::Payload;
 use super::report::{ReplayReport, WrongBlock};
 use super::trace::Trace;
+use crate::StoredIn;
 use bytes::Bytes;
-
-/// Where a block was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tier {
-    /// In memory.
-    Dram,
-    /// On disk.
-    Nvme,
-    /// The store did not say.
-    Unknown,
-}
-
-/// A block that the store had.
-#[derive(Clone, Debug)]
-pub struct FoundBlock {
-    /// Its bytes.
-    pub value: Bytes,
-    /// Where it was.
-    pub tier: Tier,
-}
-
-/// What a replay needs of a store.
-pub trait BlockStore: Send + Sync + 'static {
-    /// What goes wrong in it.
-    type Error: std::fmt::Display + Send;
-
-    /// The block of that key, or `None` if the store does not have it.
-    fn read(&self, key: Vec<u8>) -> impl Future<Output = Result<Option<FoundBlock>, Self::Error>> + Send;
-
-    /// Stores a block. A block that is there already is no error.
-    fn store(&self, key: Vec<u8>, value: Bytes) -> impl Future<Output = Result<(), Self::Error>> + Send;
-}
 
 /// How a trace is replayed.
 #[derive(Clone, Copy, Debug)]
@@ -86,12 +54,6 @@ pub enum ReplayError {
     /// A worker ended before its work was done.
     #[error("a replay worker stopped")]
     Worker(#[source] tokio::task::JoinError),
-}
-
-/// The key of a block in the store. The block's size is part of it, so that replays with different sizes don't meet.
-#[must_use]
-pub fn block_key(hash_id: u64, block_bytes: usize) -> Vec<u8> {
-    format!("trace/{block_bytes}/{hash_id:016x}").into_bytes()
 }
 
 impl Replay {
@@ -194,8 +156,8 @@ impl Run {
             Ok(Some(found)) => {
                 request.hit_latency.record(started.elapsed());
                 report.hits += 1;
-                report.hits_dram += usize::from(found.tier == Tier::Dram);
-                report.hits_nvme += usize::from(found.tier == Tier::Nvme);
+                report.hits_dram += usize::from(found.tier == StoredIn::Dram);
+                report.hits_nvme += usize::from(found.tier == StoredIn::Nvme);
                 report.read_bytes += found.value.len() as u64;
                 if let Err(wrong) = check(hash_id, length, &found.value) {
                     report.wrong_blocks += 1;

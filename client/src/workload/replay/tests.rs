@@ -2,6 +2,7 @@ use std::collections::HashMap;
 
 use super::super::report::REMEMBERED;
 use super::*;
+use crate::workload::FoundBlock;
 use crate::workload::TraceRequest;
 
 /// A store that never evicts, and damages or refuses on demand.
@@ -26,7 +27,7 @@ impl BlockStore for PlainMap {
             if damage {
                 value[99] ^= 1;
             }
-            FoundBlock { value: value.into(), tier: Tier::Dram }
+            FoundBlock { value: value.into(), tier: StoredIn::Dram }
         }))
     }
 

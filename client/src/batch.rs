@@ -1,0 +1,229 @@
+//! Batches: many small objects a message, a few messages at a time, one outcome an item in the caller's order.
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use tidepool_metadata::proto;
+
+use crate::call::{Client, all_key_bytes, key_bytes, shown};
+use crate::error::{Error, Refusal};
+use crate::retry::Repeatable;
+use crate::types::{BatchGot, PutOptions, PutOutcome, StoredIn};
+
+/// Bytes of values in one message; larger values go alone.
+const MESSAGE_BYTES: usize = 3 << 20;
+/// Keys in one message.
+const MESSAGE_KEYS: usize = 1000;
+/// Messages under way at a time.
+const IN_FLIGHT: usize = 4;
+
+impl Client {
+    /// Stores many objects; one outcome an item, in order. An item that is refused does not keep the others from
+    /// being stored.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for the first key that is none (nothing is stored then); what the server refuses for a whole
+    /// message (items of other messages may be stored then).
+    pub async fn put_batch<K: AsRef<[u8]>>(
+        &self,
+        items: &[(K, Bytes)],
+        options: &PutOptions,
+    ) -> Result<Vec<Result<PutOutcome, Error>>, Error> {
+        let keyed = |(key, value): &(K, Bytes)| Ok((key_bytes(key)?, value.clone()));
+        let items = items.iter().map(keyed).collect::<Result<Vec<_>, Error>>()?;
+        let groups = groups(&items, |(_, value)| value.len()).map(<[_]>::to_vec).collect::<Vec<_>>();
+        let outcomes = futures::stream::iter(groups).map(|group| self.put_group(group, options)).buffered(IN_FLIGHT);
+        Ok(outcomes.try_collect::<Vec<_>>().await?.into_iter().flatten().collect())
+    }
+
+    async fn put_group(
+        &self,
+        items: Vec<(Bytes, Bytes)>,
+        options: &PutOptions,
+    ) -> Result<Vec<Result<PutOutcome, Error>>, Error> {
+        const OPERATION: &str = "batch put";
+        if let [(key, value)] = items.as_slice() {
+            return Ok(vec![self.put(key, value.clone(), options).await.map(|done| done.outcome)]);
+        }
+        let count = items.len();
+        let checksums = items.iter().map(|(_, value)| crc32fast::hash(value)).collect();
+        let (keys, values) = items.into_iter().unzip();
+        let message =
+            proto::BatchPutRequest { tenant: self.tenant(), keys, values, options: Some(options.message()), checksums };
+        let repeatable = if options.upsert { Repeatable::IfNotDone } else { Repeatable::Always };
+        let mut reply = self
+            .call(OPERATION, repeatable, |mut attempt| {
+                let request = attempt.request(message.clone());
+                async move { Ok(attempt.stub.batch_put(request).await?.into_inner()) }
+            })
+            .await?;
+        self.saw(reply.log_index);
+        if reply.outcomes.len() != count {
+            return Err(Error::Protocol { operation: OPERATION, why: "does not have one outcome per item" });
+        }
+        let mut reasons = std::mem::take(&mut reply.reasons);
+        reasons.resize(count, String::new());
+        let outcome = |(outcome, reason)| match outcome {
+            proto::PutOutcome::Stored => Ok(PutOutcome::Stored),
+            proto::PutOutcome::AlreadyExists => Ok(PutOutcome::AlreadyExists),
+            proto::PutOutcome::Failed | proto::PutOutcome::Unspecified => {
+                Err(Error::Refused(Box::new(Refusal::of_item(reason))))
+            }
+        };
+        Ok(reply.outcomes().zip(reasons).map(outcome).collect())
+    }
+
+    /// Reads many objects; one outcome a key, in order. Values of one message share one buffer: copy what is kept.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for the first key that is none; what the server refuses for a whole message.
+    pub async fn get_batch<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<BatchGot>, Error> {
+        let keys = all_key_bytes(keys)?;
+        let groups = keys.chunks(MESSAGE_KEYS).map(<[_]>::to_vec).collect::<Vec<_>>();
+        let outcomes = futures::stream::iter(groups).map(|group| self.get_group(group)).buffered(IN_FLIGHT);
+        Ok(outcomes.try_collect::<Vec<_>>().await?.into_iter().flatten().collect())
+    }
+
+    async fn get_group(&self, keys: Vec<Bytes>) -> Result<Vec<BatchGot>, Error> {
+        const OPERATION: &str = "batch get";
+        let message = proto::BatchGetRequest {
+            tenant: self.tenant(),
+            keys: keys.clone(),
+            fresh: false,
+            seen_index: self.seen_index(),
+        };
+        let replies: Vec<proto::BatchGetReply> = self
+            .call(OPERATION, Repeatable::Always, |mut attempt| {
+                let request = attempt.request(message.clone());
+                async move { Ok(attempt.stub.batch_get(request).await?.into_inner().try_collect().await?) }
+            })
+            .await?;
+        let mut got = Vec::with_capacity(keys.len());
+        for reply in replies {
+            if reply.first as usize != got.len() {
+                return Err(Error::Protocol { operation: OPERATION, why: "leaves items out" });
+            }
+            take_items(&keys, reply, &mut got)?;
+        }
+        if got.len() != keys.len() {
+            return Err(Error::Protocol { operation: OPERATION, why: "does not have one outcome per key" });
+        }
+        for (item, key) in got.iter_mut().zip(&keys) {
+            // What did not fit the message is read alone.
+            if matches!(item, BatchGot::Failed(error) if error.reason() == "TOO_LARGE") {
+                *item = match self.get(key).await {
+                    Ok(Some(object)) => BatchGot::Found(object.value, object.info.tier),
+                    Ok(None) => BatchGot::Missing,
+                    Err(error) => BatchGot::Failed(error),
+                };
+            }
+        }
+        Ok(got)
+    }
+}
+
+/// Cuts the values of one reply out and verifies each.
+fn take_items(keys: &[Bytes], mut reply: proto::BatchGetReply, got: &mut Vec<BatchGot>) -> Result<(), Error> {
+    let bad = |why| Error::Protocol { operation: "batch get", why };
+    let count = reply.outcomes.len();
+    let whole = [reply.lengths.len(), reply.checksums.len(), reply.tiers.len()].into_iter().all(|len| len == count);
+    if !whole || count > keys.len() - got.len() {
+        return Err(bad("has lists of different lengths"));
+    }
+    let mut values = std::mem::take(&mut reply.values);
+    for index in 0..count {
+        let item = match proto::GetOutcome::try_from(reply.outcomes[index]) {
+            Ok(proto::GetOutcome::Found) => {
+                let length = usize::try_from(reply.lengths[index]).unwrap_or(usize::MAX);
+                if length > values.len() {
+                    return Err(bad("has fewer bytes than it announces"));
+                }
+                let value = values.split_to(length);
+                let (expected, actual) = (reply.checksums[index], crc32fast::hash(&value));
+                let tier = match reply.tiers[index] {
+                    1 => StoredIn::Dram,
+                    2 => StoredIn::Nvme,
+                    _ => StoredIn::Other,
+                };
+                if actual == expected {
+                    BatchGot::Found(value, tier)
+                } else {
+                    let key = shown(&keys[got.len()]);
+                    BatchGot::Failed(Error::ChecksumMismatch { key, expected, actual })
+                }
+            }
+            Ok(proto::GetOutcome::Missing) => BatchGot::Missing,
+            Ok(proto::GetOutcome::Unavailable) => BatchGot::Unavailable,
+            Ok(proto::GetOutcome::TooLarge) => refused("TOO_LARGE"),
+            Ok(proto::GetOutcome::Failed | proto::GetOutcome::Unspecified) | Err(_) => refused("INTERNAL"),
+        };
+        got.push(item);
+    }
+    if values.is_empty() { Ok(()) } else { Err(bad("has more bytes than it announces")) }
+}
+
+fn refused(reason: &str) -> BatchGot {
+    BatchGot::Failed(Error::Refused(Box::new(Refusal::of_item(reason.to_owned()))))
+}
+
+/// Cuts `items` into runs of at most [`MESSAGE_BYTES`] and [`MESSAGE_KEYS`]; an item that is larger is a run of its own.
+fn groups<T>(items: &[T], size: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
+    let mut rest = items;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |item: &&T| {
+            bytes += size(item);
+            bytes <= MESSAGE_BYTES
+        };
+        let count = rest.iter().take(MESSAGE_KEYS).take_while(fits).count().max(1).min(rest.len());
+        let (group, after) = rest.split_at(count);
+        rest = after;
+        (!group.is_empty()).then_some(group)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_bounded_and_lose_nothing() {
+        let sizes = [1 << 20, 1 << 20, 1 << 20, 1, 5 << 20, 0, 0];
+        let cut: Vec<&[usize]> = groups(&sizes, |&size| size).collect();
+        assert_eq!(cut, [&sizes[..3], &sizes[3..4], &sizes[4..5], &sizes[5..]]);
+        let many = vec![0_usize; 2500];
+        assert_eq!(groups(&many, |&size| size).map(<[_]>::len).collect::<Vec<_>>(), [1000, 1000, 500]);
+        assert_eq!(groups(&[], |&size: &usize| size).count(), 0);
+    }
+
+    fn reply(values: &str, lengths: Vec<u64>, checksums: Vec<u32>) -> proto::BatchGetReply {
+        let outcomes = vec![proto::GetOutcome::Found as i32; lengths.len()];
+        let tiers = vec![1; lengths.len()].into();
+        proto::BatchGetReply { first: 0, outcomes, lengths, checksums, values: values.to_owned().into(), tiers }
+    }
+
+    #[test]
+    fn a_damaged_item_does_not_spoil_the_others() {
+        let keys = [Bytes::from("a"), Bytes::from("b")];
+        let mut got = Vec::new();
+        let good = crc32fast::hash(b"yes");
+        take_items(&keys, reply("yesno", vec![3, 2], vec![good, 7]), &mut got).expect("well-formed");
+        assert!(matches!(&got[0], BatchGot::Found(value, StoredIn::Dram) if value == "yes"));
+        assert!(matches!(&got[1], BatchGot::Failed(Error::ChecksumMismatch { .. })));
+    }
+
+    #[test]
+    fn malformed_replies_are_errors() {
+        let keys = [Bytes::from("a")];
+        let sum = crc32fast::hash(b"yes");
+        let wrong = [
+            reply("yes", vec![4], vec![sum]),
+            reply("yes!", vec![3], vec![sum]),
+            reply("yes", vec![u64::MAX], vec![sum]),
+            reply("yes", vec![3], vec![]),
+            reply("yes", vec![3, 0], vec![sum, 0]),
+        ];
+        for reply in wrong {
+            assert!(matches!(take_items(&keys, reply, &mut Vec::new()), Err(Error::Protocol { .. })));
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Settings of a client, and how one is made.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tonic::metadata::AsciiMetadataValue;
+
+use crate::call::Client;
+use crate::endpoint::ServerAddress;
+use crate::error::Error;
+
+/// Largest HTTP/2 frame: one below 1 MiB, so that a chunk of 1 MiB and its header take two.
+const FRAME_BYTES: u32 = (1 << 20) - 1;
+/// HTTP/2 knows no larger windows.
+const LARGEST_WINDOW_BYTES: u32 = (1 << 31) - 1;
+
+/// Settings of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientSettings {
+    /// How long a call may take, repetitions included. Default 30 s; from 1 ms.
+    pub deadline: Duration,
+    /// How long a connection attempt may take. Default 2 s.
+    pub connect_timeout: Duration,
+    /// Connections; calls take turns. Default 4, 1 to 64. One connection is served by one task on either side, so
+    /// more of them use more cores.
+    pub connections: usize,
+    /// Bytes that a peer may send on one stream unasked. Default 16 MiB; 64 KiB to 2 GiB - 1. Below the product of
+    /// bandwidth and latency streams stall; what is above it can lie in memory.
+    pub stream_window_bytes: u32,
+    /// The same for all streams of a connection. Default 32 MiB, at least the stream's.
+    pub connection_window_bytes: u32,
+    /// Largest HTTP/2 frame. Default 1 MiB - 1; 16 KiB to 16 MiB - 1.
+    pub frame_bytes: u32,
+    /// Largest message that is taken. Default 64 MiB; from 1 MiB.
+    pub message_bytes: usize,
+    /// Values up to this long are put by one message, longer ones by a stream. Default 1 MiB, at most 4 MiB.
+    pub unary_put_bytes: usize,
+    /// How often a call is repeated where that can help. Default 5; 0 switches repetition off.
+    pub retries: u32,
+}
+
+impl Default for ClientSettings {
+    fn default() -> Self {
+        Self {
+            deadline: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(2),
+            connections: 4,
+            stream_window_bytes: 16 << 20,
+            connection_window_bytes: 32 << 20,
+            frame_bytes: FRAME_BYTES,
+            message_bytes: 64 << 20,
+            unary_put_bytes: 1 << 20,
+            retries: 5,
+        }
+    }
+}
+
+impl ClientSettings {
+    fn validate(self) -> Result<Self, Error> {
+        let refuse = |name, value: String, bounds| Err(Error::Setting { name, value, bounds });
+        if self.deadline < Duration::from_millis(1) {
+            return refuse("deadline", format!("{:?}", self.deadline), "give at least 1 ms");
+        }
+        if !(1..=64).contains(&self.connections) {
+            return refuse("connections", self.connections.to_string(), "give 1 to 64");
+        }
+        if !(64 << 10..=LARGEST_WINDOW_BYTES).contains(&self.stream_window_bytes) {
+            return refuse("stream_window_bytes", self.stream_window_bytes.to_string(), "give 65536 to 2147483647");
+        }
+        if !(self.stream_window_bytes..=LARGEST_WINDOW_BYTES).contains(&self.connection_window_bytes) {
+            let bounds = "give stream_window_bytes to 2147483647";
+            return refuse("connection_window_bytes", self.connection_window_bytes.to_string(), bounds);
+        }
+        if !(16 << 10..=(16 << 20) - 1).contains(&self.frame_bytes) {
+            return refuse("frame_bytes", self.frame_bytes.to_string(), "give 16384 to 16777215");
+        }
+        if self.message_bytes < 1 << 20 {
+            return refuse("message_bytes", self.message_bytes.to_string(), "give at least 1048576");
+        }
+        if self.unary_put_bytes > 4 << 20 {
+            return refuse("unary_put_bytes", self.unary_put_bytes.to_string(), "give at most 4194304");
+        }
+        Ok(self)
+    }
+}
+
+/// Makes a [`Client`].
+#[derive(Clone, Debug, Default)]
+pub struct ClientBuilder {
+    endpoints: Vec<String>,
+    token: Option<String>,
+    tenant: String,
+    settings: ClientSettings,
+}
+
+impl ClientBuilder {
+    /// Adds a server: `host:port`, `http://host:port` or `unix:/path`. Connections are spread over all that are given.
+    #[must_use]
+    pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
+        self.endpoints.push(endpoint.into());
+        self
+    }
+
+    /// Sends `token` with every call. White space around it is cut off, so that the text of a file serves.
+    #[must_use]
+    pub fn token(mut self, token: impl AsRef<str>) -> Self {
+        self.token = Some(token.as_ref().trim().to_owned());
+        self
+    }
+
+    /// Sends the token in the file `path`.
+    ///
+    /// # Errors
+    /// The system's, if the file can't be read.
+    pub fn token_file(self, path: &Path) -> std::io::Result<Self> {
+        Ok(self.token(std::fs::read_to_string(path)?))
+    }
+
+    /// Whose objects calls mean. Default: the tenant of callers that name none.
+    #[must_use]
+    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
+        self.tenant = tenant.into();
+        self
+    }
+
+    /// How long a call may take, repetitions included.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.settings.deadline = deadline;
+        self
+    }
+
+    /// How many connections are used.
+    #[must_use]
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.settings.connections = connections;
+        self
+    }
+
+    /// Replaces all settings.
+    #[must_use]
+    pub fn settings(mut self, settings: ClientSettings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// A client that connects on first use. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error::Endpoint`], [`Error::Setting`].
+    pub fn build(self) -> Result<Client, Error> {
+        let settings = self.settings.validate()?;
+        let addresses = match self.endpoints.as_slice() {
+            [] => vec![ServerAddress::Tcp("127.0.0.1:7420".into())],
+            endpoints => endpoints.iter().map(|endpoint| endpoint.parse()).collect::<Result<_, _>>()?,
+        };
+        let channels = addresses.iter().cycle().take(settings.connections.max(addresses.len()));
+        let channels = channels.map(|address| address.channel(&settings)).collect::<Result<_, _>>()?;
+        let authorization = self.token.map(|token| {
+            let mut value = AsciiMetadataValue::try_from(format!("Bearer {token}")).map_err(|_| Error::Setting {
+                name: "token",
+                value: "(not shown)".into(),
+                bounds: "give visible ASCII characters",
+            })?;
+            value.set_sensitive(true);
+            Ok::<_, Error>(value)
+        });
+        Ok(Client::new(channels, authorization.transpose()?, self.tenant, settings))
+    }
+
+    /// A client that has reached its server.
+    ///
+    /// # Errors
+    /// As [`ClientBuilder::build`], and those of [`Client::server_info`].
+    pub async fn connect(self) -> Result<Client, Error> {
+        let client = self.build()?;
+        client.server_info().await?;
+        Ok(client)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_out_of_bounds_are_refused_by_name() {
+        let refused = |change: fn(&mut ClientSettings)| {
+            let mut settings = ClientSettings::default();
+            change(&mut settings);
+            match settings.validate() {
+                Err(Error::Setting { name, .. }) => name,
+                other => panic!("not refused: {other:?}"),
+            }
+        };
+        assert!(ClientSettings::default().validate().is_ok());
+        assert_eq!(refused(|settings| settings.deadline = Duration::ZERO), "deadline");
+        assert_eq!(refused(|settings| settings.connections = 0), "connections");
+        assert_eq!(refused(|settings| settings.stream_window_bytes = 1), "stream_window_bytes");
+        assert_eq!(refused(|settings| settings.connection_window_bytes = 1 << 20), "connection_window_bytes");
+        assert_eq!(refused(|settings| settings.frame_bytes = 1 << 24), "frame_bytes");
+        assert_eq!(refused(|settings| settings.message_bytes = 1), "message_bytes");
+        assert_eq!(refused(|settings| settings.unary_put_bytes = 5 << 20), "unary_put_bytes");
+    }
+}

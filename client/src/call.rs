@@ -1,0 +1,196 @@
+//! The client, and what all calls share: turns over connections, token, deadline, repetition, the highest log index.
+
+use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tidepool_metadata::ObjectKey;
+use tokio::time::Instant;
+use tonic::Request;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::Channel;
+
+use crate::builder::{ClientBuilder, ClientSettings};
+use crate::error::Error;
+use crate::raw::store_client::StoreClient;
+use crate::retry::{Backoff, Repeatable};
+
+/// A client of one cluster. Cheap to clone; clones share their connections.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    stubs: Vec<StoreClient<Channel>>,
+    next: AtomicUsize,
+    authorization: Option<AsciiMetadataValue>,
+    tenant: String,
+    settings: ClientSettings,
+    /// The highest log index in any answer; reads ask for at least this much.
+    seen_index: AtomicU64,
+    seeds: RandomState,
+}
+
+/// One attempt at a call.
+pub(crate) struct Attempt {
+    pub(crate) stub: StoreClient<Channel>,
+    authorization: Option<AsciiMetadataValue>,
+    deadline: Instant,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("tenant", &self.inner.tenant).field("settings", &self.inner.settings).finish()
+    }
+}
+
+impl Attempt {
+    /// `message` with the token and what is left of the time.
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(authorization) = &self.authorization {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        request.set_timeout(self.deadline.saturating_duration_since(Instant::now()));
+        request
+    }
+}
+
+impl Client {
+    /// Starts a builder.
+    #[must_use]
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    pub(crate) fn new(
+        channels: Vec<Channel>,
+        authorization: Option<AsciiMetadataValue>,
+        tenant: String,
+        settings: ClientSettings,
+    ) -> Self {
+        let stub = |channel| {
+            StoreClient::new(channel)
+                .max_decoding_message_size(settings.message_bytes)
+                .max_encoding_message_size(settings.message_bytes)
+        };
+        let stubs = channels.into_iter().map(stub).collect();
+        let inner = Inner {
+            stubs,
+            next: AtomicUsize::new(0),
+            authorization,
+            tenant,
+            settings,
+            seen_index: AtomicU64::new(0),
+            seeds: RandomState::new(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The settings in use.
+    #[must_use]
+    pub fn settings(&self) -> &ClientSettings {
+        &self.inner.settings
+    }
+
+    /// The highest log index that any answer carried.
+    #[must_use]
+    pub fn seen_index(&self) -> u64 {
+        self.inner.seen_index.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn saw(&self, log_index: u64) {
+        self.inner.seen_index.fetch_max(log_index, Ordering::Relaxed);
+    }
+
+    pub(crate) fn tenant(&self) -> String {
+        self.inner.tenant.clone()
+    }
+
+    /// Runs `attempt` until it succeeds, its error is the answer, or the deadline passes.
+    pub(crate) async fn call<T, F, Answer>(
+        &self,
+        operation: &'static str,
+        repeatable: Repeatable,
+        mut attempt: F,
+    ) -> Result<T, Error>
+    where
+        F: FnMut(Attempt) -> Answer,
+        Answer: Future<Output = Result<T, Error>>,
+    {
+        let mut repetition = self.begin(operation, repeatable);
+        loop {
+            match repetition.within_deadline(attempt(self.attempt(repetition.deadline))).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => repetition.pause_after(error).await?,
+            }
+        }
+    }
+
+    pub(crate) fn begin(&self, operation: &'static str, repeatable: Repeatable) -> Repetition {
+        let Inner { settings, seeds, .. } = &*self.inner;
+        let now = Instant::now();
+        Repetition {
+            operation,
+            repeatable,
+            allowed: settings.deadline,
+            deadline: now + settings.deadline,
+            backoff: Backoff::new(settings.retries, seeds.hash_one(now)),
+        }
+    }
+
+    /// Each attempt takes the next connection, so that a repetition goes to another server where there is one.
+    pub(crate) fn attempt(&self, deadline: Instant) -> Attempt {
+        let inner = &*self.inner;
+        let turn = inner.next.fetch_add(1, Ordering::Relaxed) % inner.stubs.len();
+        Attempt { stub: inner.stubs[turn].clone(), authorization: inner.authorization.clone(), deadline }
+    }
+}
+
+/// What is left of one call: its time and its repetitions.
+pub(crate) struct Repetition {
+    operation: &'static str,
+    repeatable: Repeatable,
+    allowed: Duration,
+    pub(crate) deadline: Instant,
+    backoff: Backoff,
+}
+
+impl Repetition {
+    pub(crate) async fn within_deadline<T>(&self, answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let expired = |_| Err(Error::Deadline { operation: self.operation, deadline: self.allowed });
+        tokio::time::timeout_at(self.deadline, answer).await.unwrap_or_else(expired)
+    }
+
+    /// Waits until the next attempt.
+    ///
+    /// # Errors
+    /// `error`, if it is the answer.
+    pub(crate) async fn pause_after(&mut self, error: Error) -> Result<(), Error> {
+        let Some(pause) = self.backoff.after(&error, self.repeatable) else { return Err(error) };
+        if Instant::now() + pause >= self.deadline {
+            return Err(error);
+        }
+        tracing::debug!(operation = self.operation, %error, ?pause, "call is repeated");
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}
+
+/// Copies `key` into a message's bytes once it is known to be one.
+pub(crate) fn key_bytes(key: impl AsRef<[u8]>) -> Result<bytes::Bytes, Error> {
+    Ok(bytes::Bytes::copy_from_slice(ObjectKey::new(key.as_ref())?.as_bytes()))
+}
+
+/// As [`key_bytes`], for many.
+pub(crate) fn all_key_bytes<K: AsRef<[u8]>>(keys: &[K]) -> Result<Vec<bytes::Bytes>, Error> {
+    keys.iter().map(key_bytes).collect()
+}
+
+/// The key as people read it.
+pub(crate) fn shown(key: &[u8]) -> String {
+    ObjectKey::new(key).map(|key| key.to_string()).unwrap_or_default()
+}

@@ -1,0 +1,239 @@
+//! Gets: always as a stream, so that no size needs a second try; verified against the announced checksum.
+
+use bytes::{Bytes, BytesMut};
+use crc32fast::Hasher;
+use tidepool_metadata::proto::{self, get_chunk::Part};
+use tokio::time::Instant;
+use tonic::Streaming;
+
+use crate::call::{Attempt, Client, key_bytes, shown};
+use crate::error::Error;
+use crate::retry::Repeatable;
+use crate::types::{GetOptions, Object, ObjectInfo};
+
+/// Most that is allocated on the word of an announcement alone; what is larger grows as it comes.
+const TRUSTED_BYTES: u64 = 64 << 20;
+
+impl Client {
+    /// The object of that key, or `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Key`], [`Error::ChecksumMismatch`], [`Error::LengthMismatch`]; what the server refuses.
+    pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Object>, Error> {
+        self.get_with(key, GetOptions::default()).await
+    }
+
+    /// `length` bytes of the object from `offset` on, or `None` if there is no such object.
+    ///
+    /// # Errors
+    /// As [`Client::get`]; `BAD_RANGE` if the range reaches past the end.
+    pub async fn get_range(&self, key: impl AsRef<[u8]>, offset: u64, length: u64) -> Result<Option<Object>, Error> {
+        self.get_with(key, GetOptions { offset, length: Some(length), fresh: false }).await
+    }
+
+    /// What `options` say of the object, or `None` if there is no such object.
+    ///
+    /// # Errors
+    /// As [`Client::get_range`].
+    pub async fn get_with(&self, key: impl AsRef<[u8]>, options: GetOptions) -> Result<Option<Object>, Error> {
+        let message = self.get_message(key_bytes(key)?, options);
+        self.call("get", Repeatable::Always, |attempt| {
+            let message = message.clone();
+            async move {
+                let Some(mut stream) = ObjectStream::open(attempt, message, false).await? else { return Ok(None) };
+                let value = stream.collect().await?;
+                Ok(Some(Object { info: stream.info, value }))
+            }
+        })
+        .await
+    }
+
+    /// Reads the object into the start of `buffer`; `None` if there is no such object. After an error the buffer's
+    /// content means nothing.
+    ///
+    /// # Errors
+    /// As [`Client::get`]; [`Error::Buffer`] if the object is longer than the buffer.
+    pub async fn get_into(&self, key: impl AsRef<[u8]>, buffer: &mut [u8]) -> Result<Option<ObjectInfo>, Error> {
+        self.read_into(key_bytes(key)?, GetOptions::default(), buffer).await
+    }
+
+    /// Reads the object's bytes from `offset` on into `buffer`, all of it; `None` if there is no such object.
+    ///
+    /// # Errors
+    /// As [`Client::get_range`].
+    pub async fn get_range_into(
+        &self,
+        key: impl AsRef<[u8]>,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<Option<ObjectInfo>, Error> {
+        let options = GetOptions { offset, length: Some(buffer.len() as u64), fresh: false };
+        self.read_into(key_bytes(key)?, options, buffer).await
+    }
+
+    /// Opens the object for reading piece by piece; `None` if there is no such object. The deadline holds for each
+    /// piece. Opening is repeated where that helps, reading is not.
+    ///
+    /// # Errors
+    /// As [`Client::get_range`].
+    pub async fn get_stream(&self, key: impl AsRef<[u8]>, options: GetOptions) -> Result<Option<ObjectStream>, Error> {
+        let message = self.get_message(key_bytes(key)?, options);
+        let stream =
+            self.call("get", Repeatable::Always, |attempt| ObjectStream::open(attempt, message.clone(), true)).await?;
+        Ok(stream.map(|stream| ObjectStream { step: Some(self.settings().deadline), ..stream }))
+    }
+
+    fn get_message(&self, key: Bytes, options: GetOptions) -> proto::GetRequest {
+        let GetOptions { offset, length, fresh } = options;
+        let (tenant, seen_index, version) = (self.tenant(), self.seen_index(), String::new());
+        proto::GetRequest { tenant, key, offset, length, fresh, seen_index, version }
+    }
+
+    async fn read_into(&self, key: Bytes, options: GetOptions, buffer: &mut [u8]) -> Result<Option<ObjectInfo>, Error> {
+        let message = self.get_message(key, options);
+        let mut repetition = self.begin("get", Repeatable::Always);
+        loop {
+            let attempt = self.attempt(repetition.deadline);
+            let answer = async {
+                let Some(mut stream) = ObjectStream::open(attempt, message.clone(), false).await? else {
+                    return Ok(None);
+                };
+                stream.read_into(buffer).await?;
+                Ok(Some(stream.info))
+            };
+            match repetition.within_deadline(answer).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => repetition.pause_after(error).await?,
+            }
+        }
+    }
+}
+
+/// An object's bytes as they come. They are verified when the end is reached, and not before: whoever uses a piece
+/// earlier must be able to take that back.
+#[derive(Debug)]
+pub struct ObjectStream {
+    /// What is known of the object.
+    pub info: ObjectInfo,
+    key: Bytes,
+    chunks: Streaming<proto::GetChunk>,
+    length: u64,
+    received: u64,
+    checksum: Hasher,
+    /// The sum behind a range's bytes: only known to the server when it has read them.
+    trailing: Option<u32>,
+    step: Option<std::time::Duration>,
+}
+
+impl ObjectStream {
+    async fn open(mut attempt: Attempt, message: proto::GetRequest, unhurried: bool) -> Result<Option<Self>, Error> {
+        let (key, offset, length) = (message.key.clone(), message.offset, message.length);
+        let mut request = attempt.request(message);
+        if unhurried {
+            request.metadata_mut().remove("grpc-timeout");
+        }
+        let first = async {
+            let mut chunks = attempt.stub.get_stream(request).await?.into_inner();
+            let first = chunks.message().await?;
+            Ok((chunks, first))
+        };
+        let (chunks, first) = match first.await {
+            Ok(opened) => opened,
+            Err(error) if Error::is_missing_object(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let Some(proto::GetChunk { part: Some(Part::Description(description)) }) = first else {
+            return Err(Error::Protocol { operation: "get", why: "does not begin with a description" });
+        };
+        let info = ObjectInfo::from(description);
+        let length = length.unwrap_or(info.length.saturating_sub(offset));
+        Ok(Some(Self { info, key, chunks, length, received: 0, checksum: Hasher::new(), trailing: None, step: None }))
+    }
+
+    /// How many bytes come in all.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The next piece; `None` when all came and the checksum is right. Not cancel safe: a piece may be lost.
+    ///
+    /// # Errors
+    /// [`Error::ChecksumMismatch`], [`Error::LengthMismatch`], [`Error::Deadline`]; what the server says on the way.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            match self.message().await? {
+                Some(Some(Part::Data(data))) if self.trailing.is_none() => {
+                    self.received += data.len() as u64;
+                    if self.received > self.length {
+                        return Err(self.length_mismatch());
+                    }
+                    self.checksum.update(&data);
+                    return Ok(Some(data));
+                }
+                Some(Some(Part::Checksum(checksum))) if self.trailing.is_none() => self.trailing = Some(checksum),
+                Some(_) => return Err(Error::Protocol { operation: "get", why: "has a chunk out of place" }),
+                None => return self.verify().map(|()| None),
+            }
+        }
+    }
+
+    async fn message(&mut self) -> Result<Option<Option<Part>>, Error> {
+        let message = self.chunks.message();
+        let message = match self.step {
+            None => message.await?,
+            Some(step) => tokio::time::timeout_at(Instant::now() + step, message)
+                .await
+                .map_err(|_| Error::Deadline { operation: "get", deadline: step })??,
+        };
+        Ok(message.map(|chunk| chunk.part))
+    }
+
+    fn verify(&self) -> Result<(), Error> {
+        if self.received != self.length {
+            return Err(self.length_mismatch());
+        }
+        let announced = self.trailing.or(self.info.checksum);
+        let expected = announced.ok_or(Error::Protocol { operation: "get", why: "ended without a checksum" })?;
+        let actual = self.checksum.clone().finalize();
+        if actual == expected {
+            Ok(())
+        } else {
+            Err(Error::ChecksumMismatch { key: shown(&self.key), expected, actual })
+        }
+    }
+
+    fn length_mismatch(&self) -> Error {
+        Error::LengthMismatch { key: shown(&self.key), expected: self.length, actual: self.received }
+    }
+
+    /// All bytes. What comes in one piece is not copied.
+    async fn collect(&mut self) -> Result<Bytes, Error> {
+        let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
+        if first.len() as u64 == self.length {
+            return match self.next().await? {
+                None => Ok(first),
+                Some(_) => Err(Error::Protocol { operation: "get", why: "has an empty chunk" }),
+            };
+        }
+        let mut all = BytesMut::with_capacity(self.length.min(TRUSTED_BYTES) as usize);
+        all.extend_from_slice(&first);
+        while let Some(data) = self.next().await? {
+            all.extend_from_slice(&data);
+        }
+        Ok(all.freeze())
+    }
+
+    async fn read_into(&mut self, buffer: &mut [u8]) -> Result<(), Error> {
+        if self.length > buffer.len() as u64 {
+            let buffer = buffer.len() as u64;
+            return Err(Error::Buffer { key: shown(&self.key), length: self.length, buffer });
+        }
+        let mut at = 0;
+        while let Some(data) = self.next().await? {
+            buffer[at..at + data.len()].copy_from_slice(&data);
+            at += data.len();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,276 @@
+//! Calls about keys, without the objects' bytes: exists, remove, pin, lease, list, stat; and what the server is.
+
+use std::time::Duration;
+
+use tidepool_metadata::{DataType, ObjectKey, proto};
+
+use crate::call::{Client, all_key_bytes, key_bytes};
+use crate::error::Error;
+use crate::retry::Repeatable;
+use crate::types::{
+    Existence, Listed, Listing, Matching, ObjectStat, RemoveOutcome, RemoveProgress, ServerInfo, data_type,
+};
+
+impl Client {
+    /// Whether the object exists.
+    ///
+    /// # Errors
+    /// [`Error::Key`]; what the server refuses.
+    pub async fn exists(&self, key: impl AsRef<[u8]>) -> Result<Existence, Error> {
+        let answers = self.exists_many(&[key], None, false).await?;
+        answers.into_iter().next().ok_or(Error::Protocol { operation: "exists", why: "is empty" })
+    }
+
+    /// Whether the objects exist, in order. With a `lease` those that do are not evicted for so long; `fresh` asks the
+    /// leader.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for the first key that is none; what the server refuses.
+    pub async fn exists_many<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        lease: Option<Duration>,
+        fresh: bool,
+    ) -> Result<Vec<Existence>, Error> {
+        let message = proto::ExistsRequest {
+            tenant: self.tenant(),
+            keys: all_key_bytes(keys)?,
+            lease_ms: lease.map_or(0, milliseconds),
+            fresh,
+            seen_index: self.seen_index(),
+        };
+        let reply = self
+            .call("exists", Repeatable::Always, |mut attempt| {
+                let request = attempt.request(message.clone());
+                async move { Ok(attempt.stub.exists(request).await?.into_inner()) }
+            })
+            .await?;
+        let existence = |outcome| match outcome {
+            proto::ExistsOutcome::Present => Existence::Present,
+            proto::ExistsOutcome::Missing => Existence::Missing,
+            proto::ExistsOutcome::Recovering => Existence::Recovering,
+        };
+        one_a_key("exists", keys.len(), reply.outcomes().map(existence).collect())
+    }
+
+    /// Removes the object; pinned ones only with `force`.
+    ///
+    /// # Errors
+    /// [`Error::Key`]; what the server refuses.
+    pub async fn remove(&self, key: impl AsRef<[u8]>, force: bool) -> Result<RemoveOutcome, Error> {
+        let answers = self.remove_many(&[key], force).await?;
+        answers.into_iter().next().ok_or(Error::Protocol { operation: "remove", why: "is empty" })
+    }
+
+    /// Removes the objects; one outcome a key, in order.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for the first key that is none; what the server refuses.
+    pub async fn remove_many<K: AsRef<[u8]>>(&self, keys: &[K], force: bool) -> Result<Vec<RemoveOutcome>, Error> {
+        let message = proto::RemoveRequest { tenant: self.tenant(), keys: all_key_bytes(keys)?, force };
+        let reply = self
+            .call("remove", Repeatable::IfNotDone, |mut attempt| {
+                let request = attempt.request(message.clone());
+                async move { Ok(attempt.stub.remove(request).await?.into_inner()) }
+            })
+            .await?;
+        self.saw(reply.log_index);
+        let outcome = |outcome| match outcome {
+            proto::RemoveOutcome::Removed => RemoveOutcome::Removed,
+            proto::RemoveOutcome::Missing => RemoveOutcome::Missing,
+            proto::RemoveOutcome::Pinned => RemoveOutcome::Pinned,
+            proto::RemoveOutcome::Failed => RemoveOutcome::Failed,
+        };
+        one_a_key("remove", keys.len(), reply.outcomes().map(outcome).collect())
+    }
+
+    /// Removes all objects whose keys match; calls `progress` as it goes. The deadline holds for each step.
+    ///
+    /// # Errors
+    /// What the server refuses; part may be removed then.
+    pub async fn remove_matching(
+        &self,
+        matching: &Matching,
+        force: bool,
+        mut progress: impl FnMut(RemoveProgress),
+    ) -> Result<RemoveProgress, Error> {
+        const OPERATION: &str = "remove matching";
+        use proto::remove_matching_request::Filter;
+        let filter = Some(match matching {
+            Matching::Prefix(prefix) => Filter::Prefix(prefix.clone().into()),
+            Matching::Pattern(pattern) => Filter::Pattern(pattern.clone()),
+            Matching::All => Filter::All(true),
+        });
+        let message = proto::RemoveMatchingRequest { tenant: self.tenant(), filter, force };
+        let mut replies = self
+            .call(OPERATION, Repeatable::IfNotDone, |mut attempt| {
+                // All of it may take longer than one step may.
+                let mut request = attempt.request(message.clone());
+                request.metadata_mut().remove("grpc-timeout");
+                async move { Ok(attempt.stub.remove_matching(request).await?.into_inner()) }
+            })
+            .await?;
+        let deadline = self.settings().deadline;
+        loop {
+            let reply = tokio::time::timeout(deadline, replies.message())
+                .await
+                .map_err(|_| Error::Deadline { operation: OPERATION, deadline })??
+                .ok_or(Error::Protocol { operation: OPERATION, why: "ended before it was done" })?;
+            self.saw(reply.log_index);
+            let now = RemoveProgress { examined: reply.examined, removed: reply.removed, pinned: reply.pinned };
+            progress(now);
+            if reply.done {
+                return Ok(now);
+            }
+        }
+    }
+
+    /// Keeps the objects from eviction until they are unpinned as often. Answers which exist, in order.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for the first key that is none; what the server refuses.
+    pub async fn pin<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>, Error> {
+        let message = proto::PinRequest { tenant: self.tenant(), keys: all_key_bytes(keys)? };
+        let reply = self
+            .call("pin", Repeatable::IfNotDone, |mut attempt| {
+                let request = attempt.request(message.clone());
+                async move { Ok(attempt.stub.pin(request).await?.into_inner()) }
+            })
+            .await?;
+        self.saw(reply.log_index);
+        one_a_key("pin", keys.len(), reply.found)
+    }
+
+    /// Takes one pin off each object. Answers which exist, in order.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for the first key that is none; what the server refuses.
+    pub async fn unpin<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>, Error> {
+        let message = proto::PinRequest { tenant: self.tenant(), keys: all_key_bytes(keys)? };
+        let reply = self
+            .call("unpin", Repeatable::IfNotDone, |mut attempt| {
+                let request = attempt.request(message.clone());
+                async move { Ok(attempt.stub.unpin(request).await?.into_inner()) }
+            })
+            .await?;
+        self.saw(reply.log_index);
+        one_a_key("unpin", keys.len(), reply.found)
+    }
+
+    /// Grants or renews leases for `duration` (`None`: the server's default). Answers how long each lasts from now, in
+    /// order; zero if the object does not exist.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for the first key that is none; what the server refuses.
+    pub async fn renew_leases<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        duration: Option<Duration>,
+    ) -> Result<Vec<Duration>, Error> {
+        let duration_ms = duration.map_or(0, milliseconds);
+        let message = proto::LeaseRequest { tenant: self.tenant(), keys: all_key_bytes(keys)?, duration_ms };
+        let reply = self
+            .call("renew lease", Repeatable::Always, |mut attempt| {
+                let request = attempt.request(message.clone());
+                async move { Ok(attempt.stub.renew_lease(request).await?.into_inner()) }
+            })
+            .await?;
+        let granted = reply.granted_ms.into_iter().map(|granted| Duration::from_millis(granted.into()));
+        one_a_key("renew lease", keys.len(), granted.collect())
+    }
+
+    /// Ends leases.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for the first key that is none; what the server refuses.
+    pub async fn release_leases<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<(), Error> {
+        let message = proto::LeaseRequest { tenant: self.tenant(), keys: all_key_bytes(keys)?, duration_ms: 0 };
+        self.call("release lease", Repeatable::Always, |mut attempt| {
+            let request = attempt.request(message.clone());
+            async move { Ok(attempt.stub.release_lease(request).await.map(drop)?) }
+        })
+        .await
+    }
+
+    /// One page of the objects whose keys start with `prefix`, in key order: `page_size` of them (0: the server's
+    /// default), from where `page_token` says (empty: the start); only those of `data_type`, if one is given.
+    ///
+    /// # Errors
+    /// What the server refuses, `BAD_PAGE_TOKEN` among it.
+    pub async fn list(
+        &self,
+        prefix: &[u8],
+        page_size: u32,
+        page_token: &str,
+        only: Option<DataType>,
+    ) -> Result<Listing, Error> {
+        let message = proto::ListRequest {
+            tenant: self.tenant(),
+            prefix: prefix.to_vec().into(),
+            page_size,
+            page_token: page_token.to_owned(),
+            data_type: only.map_or(0, |only| i32::from(only as u8)),
+        };
+        let reply = self
+            .call("list", Repeatable::Always, |mut attempt| {
+                let request = attempt.request(message.clone());
+                async move { Ok(attempt.stub.list(request).await?.into_inner()) }
+            })
+            .await?;
+        let listed = |object: proto::ListedObject| {
+            Ok(Listed {
+                key: ObjectKey::new(&object.key)?,
+                length: object.length,
+                data_type: data_type(object.data_type),
+                group: object.group,
+                pins: object.pins,
+                replicas: object.replicas,
+            })
+        };
+        let objects = reply.objects.into_iter().map(listed).collect::<Result<_, Error>>()?;
+        Ok(Listing { objects, next_page_token: reply.next_page_token })
+    }
+
+    /// What the catalog knows of the object; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Key`]; what the server refuses.
+    pub async fn stat(&self, key: impl AsRef<[u8]>) -> Result<Option<ObjectStat>, Error> {
+        let message = proto::StatRequest { tenant: self.tenant(), key: key_bytes(key)? };
+        let answer = self
+            .call("stat", Repeatable::Always, |mut attempt| {
+                let request = attempt.request(message.clone());
+                async move { Ok(attempt.stub.stat(request).await?.into_inner()) }
+            })
+            .await;
+        match answer {
+            Ok(reply) => Ok(Some(reply.into())),
+            Err(error) if error.is_missing_object() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the server says of itself.
+    ///
+    /// # Errors
+    /// What the server refuses, or that it can't be reached.
+    pub async fn server_info(&self) -> Result<ServerInfo, Error> {
+        self.call("server info", Repeatable::Always, |mut attempt| {
+            let request = attempt.request(proto::ServerInfoRequest {});
+            async move { Ok(attempt.stub.server_info(request).await?.into_inner().into()) }
+        })
+        .await
+    }
+}
+
+fn milliseconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn one_a_key<T>(operation: &'static str, keys: usize, answers: Vec<T>) -> Result<Vec<T>, Error> {
+    if answers.len() == keys {
+        Ok(answers)
+    } else {
+        Err(Error::Protocol { operation, why: "does not have one outcome per key" })
+    }
+}

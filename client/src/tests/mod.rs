@@ -1,0 +1,210 @@
+//! The client against a server that fails on demand.
+
+mod fake;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tonic::{Code, Status};
+
+use crate::{
+    BatchGot, Client, Error, ErrorKind, Existence, GetOptions, Matching, PutOptions, PutOutcome, RemoveOutcome,
+};
+use fake::{Fake, status};
+
+async fn connected() -> (Fake, Client) {
+    let fake = Fake::default();
+    let client = Client::builder().endpoint(fake.serve().await).token(" secret\n").build().expect("legal settings");
+    (fake, client)
+}
+
+fn bytes(length: usize) -> Bytes {
+    (0..length).map(|i| (i * 7 % 251) as u8).collect()
+}
+
+#[tokio::test]
+async fn objects_of_all_sizes_come_back_whole() {
+    let (fake, client) = connected().await;
+    for length in [0, 1, 1 << 20, (1 << 20) + 1, 5_000_000] {
+        let key = format!("k{length}");
+        let done = client.put(&key, bytes(length), &PutOptions::default()).await.expect("stored");
+        assert_eq!(done.outcome, PutOutcome::Stored);
+        let object = client.get(&key).await.expect("no error").expect("is there");
+        assert!(object.value == bytes(length) && object.info.length == length as u64);
+        let mut buffer = vec![0; length + 3];
+        client.get_into(&key, &mut buffer).await.expect("no error").expect("is there");
+        assert!(buffer[..length] == bytes(length));
+    }
+    let again = client.put("k1", bytes(9), &PutOptions::default()).await.expect("no error");
+    assert_eq!(again.outcome, PutOutcome::AlreadyExists);
+    assert_eq!(fake.state().authorization.as_deref(), Some("Bearer secret"));
+    assert_eq!(client.seen_index(), 5);
+}
+
+#[tokio::test]
+async fn ranges_are_verified_and_bounded() {
+    let (_fake, client) = connected().await;
+    client.put("k", bytes(3_000_000), &PutOptions::default()).await.expect("stored");
+    let range = client.get_range("k", 10, 2_000_000).await.expect("no error").expect("is there");
+    assert!(range.value == bytes(3_000_000).slice(10..2_000_010));
+    let mut buffer = [0; 100];
+    client.get_range_into("k", 7, &mut buffer).await.expect("no error").expect("is there");
+    assert!(buffer[..] == bytes(107)[7..]);
+    let beyond = client.get_range("k", 2_999_999, 2).await.expect_err("one byte too far");
+    assert_eq!((beyond.kind(), beyond.reason()), (ErrorKind::Invalid, "BAD_RANGE"));
+    let small = client.get_into("k", &mut buffer).await.expect_err("the buffer is too small");
+    assert!(matches!(small, Error::Buffer { length: 3_000_000, buffer: 100, .. }));
+}
+
+#[tokio::test]
+async fn a_missing_object_is_an_outcome() {
+    let (_fake, client) = connected().await;
+    assert_eq!(client.get("none").await.expect("no error"), None);
+    assert!(client.get_stream("none", GetOptions::default()).await.expect("no error").is_none());
+    assert_eq!(client.exists("none").await.expect("no error"), Existence::Missing);
+    assert_eq!(client.remove("none", false).await.expect("no error"), RemoveOutcome::Missing);
+    let stat = client.stat("none").await.expect_err("an unknown tenant is an error");
+    assert_eq!(stat.reason(), "UNKNOWN_TENANT");
+}
+
+#[tokio::test]
+async fn bad_keys_do_not_leave_the_client() {
+    let (fake, client) = connected().await;
+    for (key, reason) in [(vec![], "KEY_EMPTY"), (vec![1; 1025], "KEY_TOO_LONG")] {
+        let put = client.put(&key, Bytes::new(), &PutOptions::default()).await.expect_err("not a key");
+        assert_eq!((put.kind(), put.reason()), (ErrorKind::Invalid, reason));
+        assert_eq!(client.get(&key).await.expect_err("not a key").reason(), reason);
+        assert_eq!(client.exists(&key).await.expect_err("not a key").reason(), reason);
+    }
+    assert!(fake.state().calls.is_empty());
+}
+
+#[tokio::test]
+async fn a_flipped_bit_is_read_again_and_never_returned() {
+    let (fake, client) = connected().await;
+    client.put("k", bytes(100), &PutOptions::default()).await.expect("stored");
+    fake.state().damaged_gets = 2;
+    assert_eq!(client.get("k").await.expect("the third read is whole").expect("is there").value, bytes(100));
+    fake.state().damaged_gets = u32::MAX;
+    let error = client.get("k").await.expect_err("all reads are damaged");
+    assert_eq!((error.kind(), error.reason()), (ErrorKind::Corrupt, "CHECKSUM_MISMATCH"));
+}
+
+#[tokio::test]
+async fn a_short_stream_is_an_error() {
+    let (fake, client) = connected().await;
+    client.put("k", bytes(100), &PutOptions::default()).await.expect("stored");
+    fake.state().short_gets = true;
+    let error = client.get("k").await.expect_err("one byte is missing");
+    assert!(matches!(error, Error::LengthMismatch { expected: 100, actual: 99, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn calls_are_repeated_where_that_is_safe() {
+    let (fake, client) = connected().await;
+    let unavailable = || status(Code::Unavailable, "NO_LEADER", 0);
+    fake.state().failures.extend([unavailable(), unavailable()]);
+    client.put("k", bytes(10), &PutOptions::default()).await.expect("the third attempt succeeds");
+    fake.state().failures.push_back(unavailable());
+    assert_eq!(client.remove("k", false).await.expect_err("is not repeated").reason(), "NO_LEADER");
+    fake.state().failures.push_back(status(Code::ResourceExhausted, "OVERLOADED", 1));
+    assert_eq!(client.remove("k", false).await.expect("nothing was done before"), RemoveOutcome::Removed);
+    fake.state().failures.push_back(status(Code::InvalidArgument, "VALUE_TOO_LARGE", 0));
+    let refused = client.put("k", bytes(10), &PutOptions::default()).await.expect_err("is the answer");
+    assert_eq!(refused.reason(), "VALUE_TOO_LARGE");
+    assert_eq!(fake.state().calls, ["put", "put", "put", "remove", "remove", "remove", "put"]);
+}
+
+#[tokio::test]
+async fn the_deadline_ends_a_call_that_has_no_answer() {
+    let fake = Fake::default();
+    fake.state().is_stuck = true;
+    let endpoint = fake.serve().await;
+    let client =
+        Client::builder().endpoint(endpoint).deadline(Duration::from_millis(50)).build().expect("legal settings");
+    let error = client.get("k").await.expect_err("never answers");
+    assert_eq!(error.kind(), ErrorKind::Deadline, "{error}");
+    let source = futures::stream::pending();
+    let error = client.put_stream("k", 5, source, &PutOptions::default()).await.expect_err("never answers");
+    assert_eq!(error.kind(), ErrorKind::Deadline, "{error}");
+}
+
+#[tokio::test]
+async fn an_unreachable_server_is_named_as_such() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let endpoint = listener.local_addr().expect("is bound").to_string();
+    drop(listener);
+    let settings = crate::ClientSettings { retries: 0, ..crate::ClientSettings::default() };
+    let connect = Client::builder().endpoint(endpoint).settings(settings).connect();
+    let error = connect.await.expect_err("nobody listens");
+    assert_eq!((error.kind(), error.reason()), (ErrorKind::Unavailable, "UNREACHABLE"));
+    assert!(error.to_string().contains("refused"), "{error}");
+}
+
+#[tokio::test]
+async fn a_second_server_takes_over() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let dead = listener.local_addr().expect("is bound").to_string();
+    drop(listener);
+    let fake = Fake::default();
+    let client = Client::builder().endpoint(dead).endpoint(fake.serve().await).build().expect("legal settings");
+    for _ in 0..4 {
+        assert_eq!(client.exists("k").await.expect("one of them answers"), Existence::Missing);
+    }
+}
+
+#[tokio::test]
+async fn a_source_that_fails_stores_nothing() {
+    let (fake, client) = connected().await;
+    let parts = |parts: Vec<std::io::Result<Bytes>>| futures::stream::iter(parts);
+    let options = PutOptions::default();
+    let good = parts(vec![Ok(bytes(2_000_000)), Ok(bytes(5))]);
+    client.put_stream("good", 2_000_005, good, &options).await.expect("stored");
+    let short = client.put_stream("short", 5, parts(vec![Ok(bytes(4))]), &options).await;
+    assert!(matches!(short, Err(Error::SourceLength { announced: 5, actual: 4 })), "{short:?}");
+    let long = client.put_stream("long", 5, parts(vec![Ok(bytes(5)), Ok(bytes(1))]), &options).await;
+    assert!(matches!(long, Err(Error::SourceLength { announced: 5, actual: 6 })), "{long:?}");
+    let broken = parts(vec![Ok(bytes(5)), Err(std::io::Error::other("gone"))]);
+    let broken = client.put_stream("broken", 5, broken, &options).await;
+    assert!(matches!(broken, Err(Error::Source(_))), "{broken:?}");
+    let more_than_nothing = client.put_stream("empty", 0, parts(vec![Ok(bytes(1))]), &options).await;
+    assert!(matches!(more_than_nothing, Err(Error::SourceLength { announced: 0, actual: 1 })));
+    let keys: Vec<Bytes> = fake.state().objects.keys().cloned().collect();
+    assert_eq!(keys, ["good"]);
+}
+
+#[tokio::test]
+async fn batches_answer_in_order() {
+    let (_fake, client) = connected().await;
+    let mut items: Vec<(String, Bytes)> = (0..50).map(|i| (format!("k{i}"), bytes(i * 10_000))).collect();
+    items.insert(20, ("refused".into(), "refuse me".into()));
+    items.insert(30, ("large".into(), bytes(6_000_000)));
+    let outcomes = client.put_batch(&items, &PutOptions::default()).await.expect("one outcome an item");
+    assert_eq!(outcomes.len(), items.len());
+    assert_eq!(outcomes[20].as_ref().map_err(Error::reason), Err("NO_SPACE"));
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_err()).count(), 1);
+    let keys: Vec<&str> = items.iter().map(|(key, _)| key.as_str()).collect();
+    for ((_, value), got) in items.iter().zip(client.get_batch(&keys).await.expect("one outcome a key")) {
+        match got {
+            BatchGot::Found(found, _) => assert!(found == value),
+            other => assert!(value == "refuse me" && matches!(other, BatchGot::Missing)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn removal_by_pattern_reports_progress() {
+    let (_fake, client) = connected().await;
+    let mut steps = Vec::new();
+    let total = client.remove_matching(&Matching::All, false, |step| steps.push(step.removed)).await;
+    assert_eq!(steps, [3, 5]);
+    assert_eq!(total.expect("is done").removed, 5);
+}
+
+#[tokio::test]
+async fn answers_that_break_the_protocol_are_errors() {
+    let (fake, client) = connected().await;
+    assert!(matches!(client.pin(&["k"]).await, Err(Error::Protocol { operation: "pin", .. })));
+    fake.state().failures.push_back(Status::internal("bug"));
+    assert_eq!(client.server_info().await.expect_err("is an error").kind(), ErrorKind::Internal);
+}
