@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidepool_metadata::catalog::DecodeError;
 use tidepool_metadata::{ErrorKind, LogIndex, NodeId};
 
 use crate::consensus::ClusterId;
@@ -42,11 +43,14 @@ pub enum CatalogError {
         /// The bound.
         items_maximum: usize,
     },
+    /// The command's own decoder refuses its encoding: a batch, name or list is too long; nothing was logged.
+    #[error("the command cannot be logged: {0}")]
+    Malformed(#[from] DecodeError),
     /// The group stops; nothing was logged.
     #[error("the group is shutting down")]
     ShuttingDown,
     /// The group failed, and serves nothing until its process is started anew.
-    #[error("the group has failed: {cause}")]
+    #[error("the catalog does not serve: {cause}")]
     Failed {
         /// Why.
         cause: Arc<GroupError>,
@@ -85,8 +89,9 @@ impl CatalogError {
         match self {
             Self::Overloaded { .. } => ErrorKind::Exhausted,
             Self::NotLeader { .. } | Self::ShuttingDown | Self::Lagging { .. } => ErrorKind::Unavailable,
-            Self::TooLarge { .. } => ErrorKind::Invalid,
-            Self::Failed { .. } | Self::Unexpected { .. } => ErrorKind::Internal,
+            Self::TooLarge { .. } | Self::Malformed(_) => ErrorKind::Invalid,
+            Self::Failed { cause, .. } => cause.kind(),
+            Self::Unexpected { .. } => ErrorKind::Internal,
             Self::OutcomeUnknown => ErrorKind::Deadline,
             Self::Unimplemented { .. } => ErrorKind::Unimplemented,
         }
@@ -100,7 +105,8 @@ impl CatalogError {
             Self::NotLeader { .. } => "NOT_LEADER",
             Self::TooLarge { .. } => "COMMAND_TOO_LARGE",
             Self::ShuttingDown => "SHUTTING_DOWN",
-            Self::Failed { .. } => "CATALOG_FAILED",
+            Self::Malformed(_) => "COMMAND_MALFORMED",
+            Self::Failed { cause, .. } => cause.reason(),
             Self::OutcomeUnknown => "OUTCOME_UNKNOWN",
             Self::Lagging { .. } => "LAGGING",
             Self::Unimplemented { .. } => "UNIMPLEMENTED",
@@ -122,7 +128,11 @@ impl CatalogError {
     #[must_use]
     pub fn is_unproposed(&self) -> bool {
         match self {
-            Self::Overloaded { .. } | Self::NotLeader { .. } | Self::TooLarge { .. } | Self::ShuttingDown => true,
+            Self::Overloaded { .. }
+            | Self::NotLeader { .. }
+            | Self::TooLarge { .. }
+            | Self::Malformed(_)
+            | Self::ShuttingDown => true,
             Self::Failed { proposed, .. } => !proposed,
             Self::OutcomeUnknown | Self::Lagging { .. } | Self::Unexpected { .. } | Self::Unimplemented { .. } => false,
         }
@@ -267,4 +277,39 @@ pub enum GroupError {
         /// Which.
         thread: &'static str,
     },
+}
+
+impl GroupError {
+    /// What to do about it.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Foreign { .. } | Self::Version { .. } | Self::Setting { .. } => ErrorKind::Invalid,
+            Self::Open { .. } | Self::Folder { .. } => ErrorKind::Conflict,
+            Self::CorruptLog { .. } | Self::CorruptImage { .. } | Self::Load(_) | Self::Gap { .. } => {
+                ErrorKind::Corrupt
+            }
+            Self::Unimplemented { .. } => ErrorKind::Unimplemented,
+            Self::Read { .. }
+            | Self::Write { .. }
+            | Self::Undecodable { .. }
+            | Self::Raft(_)
+            | Self::Spawn { .. }
+            | Self::ThreadDied { .. } => ErrorKind::Internal,
+        }
+    }
+
+    /// A stable word for machines.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Foreign { .. } => "FOREIGN_CATALOG",
+            Self::Version { .. } => "CATALOG_VERSION",
+            Self::Setting { .. } => "BAD_SETTING",
+            Self::Open { .. } | Self::Folder { .. } => "CATALOG_UNUSABLE",
+            Self::CorruptLog { .. } | Self::CorruptImage { .. } | Self::Load(_) | Self::Gap { .. } => "CATALOG_CORRUPT",
+            Self::Unimplemented { .. } => "UNIMPLEMENTED",
+            _ => "CATALOG_FAILED",
+        }
+    }
 }

@@ -6,8 +6,11 @@
 //!
 //! Threads, what is durable when, and settings: `docs/src/consensus.md`.
 
+mod catalog_handle;
 pub mod consensus;
 pub mod error;
+mod leases;
 
+pub use catalog_handle::{CatalogHandle, ForgetName, Forgotten};
 pub use consensus::{ClusterId, Durability, Group, GroupConfig, GroupLimits, GroupStatus, Read, Role};
 pub use error::{CatalogError, GroupError};

@@ -55,7 +55,7 @@ pub struct GroupLimits {
     pub image_lag_bytes: u64,
     /// Makes writes of the log fail, as a full or broken disk does.
     #[cfg(test)]
-    pub(super) fail_writes: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    pub(crate) fail_writes: std::sync::Arc<std::sync::atomic::AtomicBool>,
 }
 
 impl Default for GroupLimits {

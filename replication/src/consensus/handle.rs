@@ -91,6 +91,11 @@ impl<S: StateMachine> Consensus<S> {
         Ok((LogIndex(state.position.index), question(&state.machine)))
     }
 
+    /// Looks at what this voter has applied, without waiting, also after the group has ended. Keep it short.
+    pub fn peek<A>(&self, question: impl FnOnce(&S) -> A) -> A {
+        question(&self.shared.state.read().machine)
+    }
+
     /// Whether such a read can be answered now.
     fn serves(&self, read: Read) -> Result<bool, CatalogError> {
         self.check_alive()?;
@@ -162,7 +167,7 @@ impl<S: StateMachine> Consensus<S> {
 
     /// Ends the threads where they are, nothing flushed.
     #[cfg(test)]
-    pub(super) fn crash(&self) {
+    pub(crate) fn crash(&self) {
         self.shared.fail(crate::error::GroupError::ThreadDied { thread: "test" });
     }
 

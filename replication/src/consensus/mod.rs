@@ -14,9 +14,9 @@
 //! Invariants: `compacted <= flushed image <= applied <= committed <= last`; an answered proposal is on disk, applied, and
 //! visible to every read that starts later.
 //!
-//! Failure: an error of the disk, a damaged entry or a panic in one of the threads ends the group ([`GroupError`]); it
-//! serves nothing from there on, and no failed write is repeated. Crash: a start loads the image and replays the log
-//! behind it.
+//! Failure: an error of the disk, a damaged entry or a panic in one of the threads ends the group with a
+//! [`GroupError`](crate::GroupError); it serves nothing from there on, and no failed write is repeated. Crash: a start
+//! loads the image and replays the log behind it.
 //!
 //! Not yet: more than one voter. [`Transport`] is where its messages leave; `receive` and membership come with it.
 

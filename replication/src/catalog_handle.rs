@@ -1,0 +1,402 @@
+//! The catalog as a node sees it: commands, questions and leases, wherever the leader is.
+//!
+//! Commands are encoded on the caller's thread and answered when they are durable and applied. Questions are answered on
+//! the caller's thread from this voter's copy. Leases are the leader's own: a lease-granting read goes to it, and it refuses
+//! to log a forget of what is leased.
+//!
+//! Failure: [`CatalogError`]; after some of its kinds certainly nothing was logged, and what a command was to announce
+//! may be freed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidepool_metadata::catalog::{
+    Answer, Catalog, Command, EntryContext, ForgetMode, ForgetOutcome, LoadError, Located, MAX_COMMAND_ITEMS, Outcome,
+    Presence, Query, RemoveOutcome, ReplicaName,
+};
+use tidepool_metadata::lease::Leased;
+use tidepool_metadata::{LogIndex, LogTime, ObjectKey, ReplicaId, TenantId, VersionId};
+use tokio::sync::watch;
+
+use crate::consensus::{Change, Consensus, Group, GroupConfig, GroupLimits, GroupStatus, Read, StateMachine};
+use crate::error::{CatalogError, GroupError};
+use crate::leases::LeaderLeases;
+
+/// Bytes of names in one command to forget: far below the bound of a command, with room for many in one entry.
+const FORGET_BYTES: usize = 64 << 10;
+/// What a name needs beside its key, at most.
+const NAME_BYTES: usize = 32;
+
+/// A replica to forget, and the version that it is a copy of.
+pub type ForgetName = (TenantId, ObjectKey, VersionId, ReplicaId);
+
+/// How forgetting a replica ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forgotten {
+    /// It does not count any more, or did not before: free it when its holds end.
+    Yes,
+    /// The version is leased: keep it, ask again later. Nothing was logged.
+    Leased,
+    /// It is the last copy of a pinned object: keep it.
+    Pinned,
+    /// Too few other copies remain: keep it.
+    StillNeeded,
+}
+
+/// Why rows or commands are none of the catalog's.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogMachineError {
+    /// The image.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A command.
+    #[error(transparent)]
+    Decode(#[from] tidepool_metadata::catalog::DecodeError),
+}
+
+impl StateMachine for Catalog {
+    type Command = Command;
+    type Outcome = Outcome;
+    type Error = CatalogMachineError;
+
+    fn empty() -> Self {
+        Self::new()
+    }
+
+    fn load(rows: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<Self, Self::Error> {
+        Ok(Self::load(rows)?)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Command, Self::Error> {
+        Ok(Command::decode(bytes)?)
+    }
+
+    fn apply(&mut self, at: EntryContext, command: &Command) -> Outcome {
+        Self::apply(self, at, command)
+    }
+
+    fn take_changes(&mut self) -> Vec<Change> {
+        Self::take_changes(self)
+    }
+}
+
+impl Group {
+    /// Opens the catalog in the folder of `config`, or begins one, with the default limits. Blocks while the image is
+    /// loaded.
+    ///
+    /// # Errors
+    /// [`CatalogError::Failed`] with the cause: the folder is in use, foreign, damaged or of another version.
+    pub fn start(config: GroupConfig) -> Result<(Self, CatalogHandle), CatalogError> {
+        Self::start_limited(config, GroupLimits::default())
+            .map_err(|cause| CatalogError::Failed { cause: Arc::new(cause), proposed: false })
+    }
+
+    /// As [`Group::start`] with limits of one's own.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub fn start_limited(config: GroupConfig, limits: GroupLimits) -> Result<(Self, CatalogHandle), GroupError> {
+        let (group, consensus) = Self::open(config, limits)?;
+        Ok((group, CatalogHandle { consensus, leases: Arc::new(LeaderLeases::new()) }))
+    }
+}
+
+/// The catalog's one door. Cheap to clone; all clones are one.
+#[derive(Clone)]
+pub struct CatalogHandle {
+    consensus: Consensus<Catalog>,
+    leases: Arc<LeaderLeases>,
+}
+
+impl CatalogHandle {
+    /// Logs `command` and answers what came out where. Waiting commands of all callers share entries and synced writes.
+    ///
+    /// Cancel safety: dropped early it may never be logged, dropped late it is applied without an answer. No deadline of
+    /// its own.
+    ///
+    /// # Errors
+    /// [`CatalogError`]; after those that are [`CatalogError::is_unproposed`] nothing was logged.
+    pub async fn propose(&self, command: Command) -> Result<(LogIndex, Outcome), CatalogError> {
+        let items = item_count(&command);
+        let mut bytes = Vec::new();
+        command.encode(&mut bytes);
+        // A command that cannot be read back must not get into the log: it would end every voter. Costs a decode.
+        Command::decode(&bytes)?;
+        drop(command);
+        let (index, outcome) = self.consensus.propose(bytes, items).await?;
+        self.follow(&outcome);
+        Ok((index, outcome))
+    }
+
+    /// Keeps the leases in step with what was applied.
+    fn follow(&self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Node(_) => self.leases.set_capacity(self.consensus.peek(capacity_bytes)),
+            Outcome::Remove(outcomes) => {
+                for outcome in outcomes {
+                    if let RemoveOutcome::Removed { version } = outcome {
+                        self.leases.end(*version);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Answers `query` with the index of the last entry that the answer has seen. On the caller's thread, without a hop if
+    /// this voter is far enough. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`CatalogError::Lagging`] after 5 s; [`CatalogError::Failed`], [`CatalogError::ShuttingDown`].
+    pub async fn query(&self, query: Query, read: Read) -> Result<(LogIndex, Answer), CatalogError> {
+        self.consensus.read(read, |catalog| catalog.query(&query)).await
+    }
+
+    /// Where objects are, one answer per key. With `lease`, readable ones get a lease as far as the tenant may have more
+    /// ([`CatalogHandle::lease_left`] tells), and the read is linearizable.
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`].
+    pub async fn locate(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+        lease: Option<Duration>,
+        read: Read,
+    ) -> Result<(LogIndex, Vec<Located>), CatalogError> {
+        let read = if lease.is_some() { Read::Linearizable } else { read };
+        let query = Query::Locate { tenant, keys };
+        let answer = |catalog: &Catalog| -> Result<Vec<Located>, CatalogError> {
+            let located = located(catalog, &query)?;
+            if let Some(duration) = lease {
+                if !self.leases.knows_capacity() {
+                    self.leases.set_capacity(capacity_bytes(catalog));
+                }
+                let readable = |located: &Located| leasable(tenant, located, |found| found == Presence::Present);
+                self.leases.grant(located.iter().filter_map(readable), duration);
+            }
+            Ok(located)
+        };
+        let (index, located) = self.consensus.read(read, answer).await?;
+        Ok((index, located?))
+    }
+
+    /// Whether objects can be read, one answer per key; leases as for [`CatalogHandle::locate`].
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`].
+    pub async fn exists(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+        lease: Option<Duration>,
+        read: Read,
+    ) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
+        if lease.is_some() {
+            let (index, located) = self.locate(tenant, keys, lease, read).await?;
+            let presence = |located: &Located| match located {
+                Located::Missing => Presence::Missing,
+                Located::Recovering => Presence::Recovering,
+                Located::Found(location) => location.presence,
+            };
+            return Ok((index, located.iter().map(presence).collect()));
+        }
+        match self.query(Query::Exists { tenant, keys }, read).await? {
+            (index, Answer::Presence(presence)) => Ok((index, presence)),
+            _ => Err(CatalogError::Unexpected { expected: "presence" }),
+        }
+    }
+
+    /// Renews leases on the current versions of `keys`; answers how long each lasts from now, zero where there is none to
+    /// be had.
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`].
+    pub async fn renew_leases(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+        duration: Duration,
+    ) -> Result<Vec<Duration>, CatalogError> {
+        let versions = self.current(tenant, keys).await?;
+        Ok(self.leases.renew(&versions, duration))
+    }
+
+    /// Gives leases on the current versions of `keys` back; answers where there was one.
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`].
+    pub async fn release_leases(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<Vec<bool>, CatalogError> {
+        let versions = self.current(tenant, keys).await?;
+        Ok(self.leases.release(&versions))
+    }
+
+    async fn current(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<Vec<Option<Leased>>, CatalogError> {
+        let query = Query::Locate { tenant, keys };
+        let (_, located) = self.consensus.read(Read::Linearizable, |catalog| located(catalog, &query)).await?;
+        Ok(located?.iter().map(|located| leasable(tenant, located, |_| true)).collect())
+    }
+
+    /// How long the current version of `key` is leased from now, as this voter knows; zero if it is not.
+    #[must_use]
+    pub fn lease_left(&self, tenant: TenantId, key: &ObjectKey) -> Duration {
+        let query = Query::Locate { tenant, keys: vec![key.clone()] };
+        let located = self.consensus.peek(|catalog| located(catalog, &query)).unwrap_or_default();
+        let version = located.first().and_then(|located| leasable(tenant, located, |_| true));
+        version.map_or(Duration::ZERO, |what| self.leases.left(what.version))
+    }
+
+    /// Takes replicas out of the catalog, one answer per name in order. What is leased is refused before anything is
+    /// logged, and so is the last copy of a pinned object.
+    ///
+    /// Cancel safety: once it has begun it goes on without its caller.
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::propose`]; some of the replicas may be forgotten then: ask again.
+    pub async fn forget(&self, names: Vec<ForgetName>, mode: ForgetMode) -> Result<Vec<Forgotten>, CatalogError> {
+        self.consensus.check_leader()?;
+        let handle = self.clone();
+        // A task of its own: a version stays closed to leases until its forget is settled.
+        let task = tokio::spawn(async move {
+            let mut answers = handle.refuse_pinned(&names, mode);
+            let open: Vec<usize> = (0..names.len()).filter(|&position| answers[position].is_none()).collect();
+            let may = handle.leases.begin_forget(open.iter().map(|&position| names[position].2));
+            let (mut closed, mut to_log) = (Vec::new(), Vec::new());
+            for (position, may) in open.into_iter().zip(may) {
+                if may {
+                    closed.push(names[position].2);
+                    to_log.push(position);
+                } else {
+                    answers[position] = Some(Forgotten::Leased);
+                }
+            }
+            let logged = handle.log_forget(&names, &to_log, mode, &mut answers).await;
+            handle.leases.end_forget(closed.into_iter());
+            logged?;
+            answers.into_iter().collect::<Option<Vec<_>>>().ok_or(CatalogError::Unexpected { expected: "forget" })
+        });
+        task.await.unwrap_or(Err(CatalogError::OutcomeUnknown))
+    }
+
+    /// Only saves log: the command's own check decides.
+    fn refuse_pinned(&self, names: &[ForgetName], mode: ForgetMode) -> Vec<Option<Forgotten>> {
+        if mode == ForgetMode::SurplusOnly {
+            return vec![None; names.len()];
+        }
+        let is_last_pinned = |catalog: &Catalog, (tenant, key, version, _): &ForgetName| {
+            let answer = catalog.query(&Query::Stat { tenant: *tenant, key: key.clone() });
+            matches!(answer, Answer::Stat(Some(stat))
+                if stat.listed.version == *version && stat.listed.pins > 0 && stat.listed.replicas == 1)
+        };
+        self.consensus.peek(|catalog| {
+            names.iter().map(|name| is_last_pinned(catalog, name).then_some(Forgotten::Pinned)).collect()
+        })
+    }
+
+    async fn log_forget(
+        &self,
+        names: &[ForgetName],
+        mut positions: &[usize],
+        mode: ForgetMode,
+        answers: &mut [Option<Forgotten>],
+    ) -> Result<(), CatalogError> {
+        while !positions.is_empty() {
+            let mut bytes = 0;
+            let fits = |&&position: &&usize| {
+                bytes += names[position].1.as_bytes().len() + NAME_BYTES;
+                bytes <= FORGET_BYTES
+            };
+            // A single name always fits: keys have 1 KiB at most.
+            let (batch, rest) = positions.split_at(positions.iter().take(MAX_COMMAND_ITEMS).take_while(fits).count());
+            positions = rest;
+            let items = batch.iter().map(|&position| {
+                let (tenant, key, _, replica) = &names[position];
+                ReplicaName { tenant: *tenant, key: key.clone(), replica: *replica }
+            });
+            let (_, outcome) = self.propose(Command::Forget { mode, items: items.collect() }).await?;
+            let Outcome::Forget(outcomes) = outcome else {
+                return Err(CatalogError::Unexpected { expected: "forget" });
+            };
+            for (&position, outcome) in batch.iter().zip(outcomes) {
+                answers[position] = Some(match outcome {
+                    ForgetOutcome::Forgotten { last: _ } | ForgetOutcome::Unknown => Forgotten::Yes,
+                    ForgetOutcome::StillNeeded => Forgotten::StillNeeded,
+                    ForgetOutcome::Pinned => Forgotten::Pinned,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The time with which a leader would stamp an entry now. Never goes back.
+    #[must_use]
+    pub fn now(&self) -> LogTime {
+        self.consensus.now()
+    }
+
+    /// The last entry whose effects reads see.
+    #[must_use]
+    pub fn applied(&self) -> LogIndex {
+        self.consensus.applied()
+    }
+
+    /// Follows [`CatalogHandle::applied`]; also wakes when the group ends.
+    #[must_use]
+    pub fn watch_applied(&self) -> watch::Receiver<LogIndex> {
+        self.consensus.watch_applied()
+    }
+
+    /// How this voter stands.
+    #[must_use]
+    pub fn status(&self) -> GroupStatus {
+        self.consensus.status()
+    }
+
+    /// Takes no more proposals, answers those that are logged, flushes the image, closes the folder. May be called often.
+    pub async fn shutdown(&self) {
+        self.consensus.shutdown().await;
+    }
+}
+
+/// How many items a command counts as, of the bound of an entry.
+fn item_count(command: &Command) -> usize {
+    match command {
+        Command::Complete(items) => items.len(),
+        Command::Abandon(items) => items.len(),
+        Command::AddReplicas(items) => items.len(),
+        Command::Adopt(items) => items.len(),
+        Command::EndAnnouncement { lost, .. } => lost.len(),
+        Command::Forget { items, .. } => items.len(),
+        Command::Remove(items) => items.len(),
+        Command::Pin(items) | Command::Unpin(items) => items.len(),
+        // Removes as many objects.
+        Command::DropTenant { .. } => MAX_COMMAND_ITEMS,
+        _ => 1,
+    }
+}
+
+fn located(catalog: &Catalog, query: &Query) -> Result<Vec<Located>, CatalogError> {
+    match catalog.query(query) {
+        Answer::Located(located) => Ok(located),
+        _ => Err(CatalogError::Unexpected { expected: "locations" }),
+    }
+}
+
+fn leasable(tenant: TenantId, located: &Located, which: impl Fn(Presence) -> bool) -> Option<Leased> {
+    match located {
+        Located::Found(location) if which(location.presence) => {
+            Some(Leased { tenant, version: location.version, bytes: location.length })
+        }
+        _ => None,
+    }
+}
+
+/// What all nodes lend together.
+fn capacity_bytes(catalog: &Catalog) -> u64 {
+    let Answer::Nodes(nodes) = catalog.query(&Query::Nodes) else { return 0 };
+    let tiers = nodes.iter().flat_map(|node| &node.tiers);
+    tiers.fold(0, |sum, tier| sum.saturating_add(tier.capacity_bytes))
+}
+
+#[cfg(test)]
+mod tests;

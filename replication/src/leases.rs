@@ -1,0 +1,157 @@
+//! The leader's leases, and what keeps them apart from forgetting.
+//!
+//! A lease promises that its version is not evicted before it ends. A forget is checked before it is logged and takes
+//! effect later; a version that is being forgotten in between gets no lease. So `leased and forgotten` never holds for one
+//! version: whoever comes second is refused.
+//!
+//! Locks: callers may hold the state's read lock; nothing is locked from in here.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+use tidepool_metadata::VersionId;
+use tidepool_metadata::lease::{BootTime, LeaseLimits, LeaseOutcome, Leased, Leases};
+
+/// The leader's table; volatile.
+#[derive(Debug)]
+pub(crate) struct LeaderLeases(Mutex<Table>);
+
+#[derive(Debug)]
+struct Table {
+    leases: Leases,
+    /// Versions with a forget under way, and how many.
+    forgetting: BTreeMap<VersionId, usize>,
+    capacity_bytes: u64,
+}
+
+/// `CLOCK_BOOTTIME`: a suspended host wakes up with its leases expired.
+fn now() -> BootTime {
+    let time = clock_gettime(ClockId::Boottime);
+    let (seconds, nanoseconds) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+    BootTime(Duration::new(seconds.unwrap_or(0), nanoseconds.unwrap_or(0)))
+}
+
+impl LeaderLeases {
+    pub(crate) fn new() -> Self {
+        let leases = Leases::new(LeaseLimits::default());
+        Self(Mutex::new(Table { leases, forgetting: BTreeMap::new(), capacity_bytes: 0 }))
+    }
+
+    /// What all nodes lend together, of which one tenant may lease a share.
+    pub(crate) fn set_capacity(&self, bytes: u64) {
+        let mut table = self.0.lock();
+        table.capacity_bytes = bytes;
+        table.leases.set_capacity(bytes);
+    }
+
+    pub(crate) fn knows_capacity(&self) -> bool {
+        self.0.lock().capacity_bytes > 0
+    }
+
+    /// Grants leases where they are to be had; the others may be evicted, and can be read all the same.
+    pub(crate) fn grant(&self, versions: impl Iterator<Item = Leased>, duration: Duration) {
+        let now = now();
+        let mut table = self.0.lock();
+        for what in versions {
+            if !table.forgetting.contains_key(&what.version) {
+                table.leases.grant(now, what, duration);
+            }
+        }
+    }
+
+    /// Renews, and answers how long each lease lasts from now; zero if there is none.
+    pub(crate) fn renew(&self, versions: &[Option<Leased>], duration: Duration) -> Vec<Duration> {
+        let now = now();
+        let mut table = self.0.lock();
+        let mut renew = |what: Leased| {
+            if table.forgetting.contains_key(&what.version) {
+                return Duration::ZERO;
+            }
+            match table.leases.renew(now, what, duration) {
+                LeaseOutcome::Granted(left) => left,
+                LeaseOutcome::TenantFull | LeaseOutcome::TableFull => {
+                    table.leases.remaining(now, what.version).unwrap_or_default()
+                }
+            }
+        };
+        versions.iter().map(|what| what.map_or(Duration::ZERO, &mut renew)).collect()
+    }
+
+    /// Ends one holder's lease on each; false if there was none.
+    pub(crate) fn release(&self, versions: &[Option<Leased>]) -> Vec<bool> {
+        let now = now();
+        let mut table = self.0.lock();
+        versions.iter().map(|what| what.is_some_and(|what| table.leases.release(now, what.version))).collect()
+    }
+
+    pub(crate) fn left(&self, version: VersionId) -> Duration {
+        self.0.lock().leases.remaining(now(), version).unwrap_or_default()
+    }
+
+    /// Forgets the leases of a version that is gone.
+    pub(crate) fn end(&self, version: VersionId) {
+        self.0.lock().leases.end(version);
+    }
+
+    /// Says of each version whether it may be forgotten; those get no lease until [`LeaderLeases::end_forget`].
+    pub(crate) fn begin_forget(&self, versions: impl Iterator<Item = VersionId>) -> Vec<bool> {
+        let now = now();
+        let mut table = self.0.lock();
+        let mut begin = |version| {
+            let free = !table.leases.is_leased(now, version);
+            if free {
+                *table.forgetting.entry(version).or_default() += 1;
+            }
+            free
+        };
+        versions.map(&mut begin).collect()
+    }
+
+    pub(crate) fn end_forget(&self, versions: impl Iterator<Item = VersionId>) {
+        let mut table = self.0.lock();
+        for version in versions {
+            if let Some(count) = table.forgetting.get_mut(&version) {
+                *count -= 1;
+                if *count == 0 {
+                    table.forgetting.remove(&version);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidepool_metadata::{Incarnation, NodeId, TenantId};
+
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn object(sequence: u64) -> Leased {
+        let version = VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence };
+        Leased { tenant: TenantId::DEFAULT, version, bytes: 10 }
+    }
+
+    #[test]
+    fn whoever_comes_second_is_refused() {
+        let leases = LeaderLeases::new();
+        leases.set_capacity(1000);
+        let (leased, forgotten) = (object(1), object(2));
+        leases.grant(std::iter::once(leased), MINUTE);
+        let may = leases.begin_forget([leased, forgotten].map(|what| what.version).into_iter());
+        assert_eq!(may, [false, true]);
+        leases.grant(std::iter::once(forgotten), MINUTE);
+        assert_eq!(leases.left(forgotten.version), Duration::ZERO);
+        assert_eq!(leases.renew(&[Some(forgotten)], MINUTE), [Duration::ZERO]);
+        // Two nodes forget their copies of one version; the second is still under way.
+        leases.begin_forget(std::iter::once(forgotten.version));
+        leases.end_forget(std::iter::once(forgotten.version));
+        assert_eq!(leases.renew(&[Some(forgotten)], MINUTE), [Duration::ZERO]);
+        leases.end_forget(std::iter::once(forgotten.version));
+        assert!(leases.renew(&[Some(forgotten)], MINUTE)[0] > Duration::ZERO);
+        assert_eq!(leases.release(&[Some(forgotten), None]), [true, false]);
+    }
+}
