@@ -170,8 +170,9 @@ impl State {
         }
         match operation {
             Operation::Sync => {
-                self.durable.clone_from(&self.live);
-                self.unsynced.clear();
+                for (start, bytes) in self.unsynced.drain(..) {
+                    self.durable[start..start + bytes.len()].copy_from_slice(&bytes);
+                }
             }
             Operation::Read => {
                 let mut position = start;
@@ -182,7 +183,7 @@ impl State {
                 }
             }
             Operation::Write => {
-                let bytes = memory.slices(0).iter().flat_map(|slice| slice.iter().copied()).collect::<Vec<u8>>();
+                let bytes = memory.slices(0).iter().map(|slice| &**slice).collect::<Vec<_>>().concat();
                 self.live[start..end].copy_from_slice(&bytes);
                 self.unsynced.push((start, bytes));
             }

@@ -146,26 +146,39 @@ pub(super) fn random_u64() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }
 
-/// A record that is readable. Dropped without being taken, it is released: nobody knows of it.
-pub(super) struct Placed {
+/// A slice that was written and can be read. While this lives, reclaim leaves its region alone, so that the owner can
+/// put the location where [`RecordOwner::decide`](super::RecordOwner::decide) finds it. Dropped without
+/// [`Self::keep`], the record is released: nobody knows of it.
+#[must_use = "a written slice that isn't kept is released"]
+pub struct Written {
     core: Weak<Core>,
     location: Location,
+    is_kept: bool,
 }
 
-impl Placed {
+impl Written {
     pub(super) fn new(core: &Arc<Core>, location: Location) -> Self {
-        Self { core: Arc::downgrade(core), location }
+        Self { core: Arc::downgrade(core), location, is_kept: false }
     }
 
-    pub(super) fn take(mut self) -> Location {
-        self.core = Weak::new();
+    /// Where it lies.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.location
+    }
+
+    /// The owner knows the location now and will release it one day.
+    pub fn keep(mut self) -> Location {
+        self.is_kept = true;
         self.location
     }
 }
 
-impl Drop for Placed {
+impl Drop for Written {
     fn drop(&mut self) {
-        if let Some(core) = self.core.upgrade() {
+        let Some(core) = self.core.upgrade() else { return };
+        core.regions.settle(self.location);
+        if !self.is_kept {
             core.release(self.location);
         }
     }

@@ -27,7 +27,7 @@ use tidepool_metadata::SliceHeader;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::NvmeError;
-use super::core::{Core, Placed};
+use super::core::{Core, Written};
 use super::format::{Epoch, Footer, RegionHeader, Tombstone, Trailer, footer_pages_start};
 use super::open_region::{OpenRegion, SliceSource};
 use super::region::Location;
@@ -53,7 +53,7 @@ const STALL_TICK: Duration = Duration::from_millis(20);
 pub(super) struct WriteRequest {
     pub(super) header: SliceHeader,
     pub(super) source: Arc<dyn SliceSource>,
-    pub(super) reply: oneshot::Sender<Result<Placed, NvmeError>>,
+    pub(super) reply: oneshot::Sender<Result<Written, NvmeError>>,
     /// Bounds what waits; none for records that reclaim moves, which bounds itself.
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
@@ -118,14 +118,13 @@ impl Inbox {
 /// A record whose bytes are on their way.
 struct Waiting {
     end: usize,
-    reply: oneshot::Sender<Result<Placed, NvmeError>>,
+    reply: oneshot::Sender<Result<Written, NvmeError>>,
     location: Location,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// How much of a region is confirmed.
 struct Progress {
-    region: u32,
     sequence: u64,
     confirmed: usize,
     /// Confirmed ranges beyond a gap.
@@ -318,6 +317,11 @@ impl Flusher {
             return Placing::Done;
         }
         let (key_length, slice_length) = (write.header.key.as_bytes().len(), write.header.slice_length as usize);
+        // A region that was opened from the reserve is for reclaim until the reserve is whole again: otherwise writes
+        // would fill it behind each moved record, and reclaim would run dry.
+        if self.open.is_some() && self.core.regions.free_count() < keep {
+            return Placing::NoRegion(write);
+        }
         if self.open.as_ref().is_some_and(|open| !open.fits(key_length, slice_length)) {
             self.seal();
         }
@@ -360,7 +364,6 @@ impl Flusher {
         let Some((region, epoch)) = self.core.regions.open(keep, self.core.random_salt()) else { return Ok(false) };
         self.core.wake_reclaimer_if_low();
         self.progress.push(Progress {
-            region,
             sequence: epoch.sequence,
             confirmed: 0,
             early: BTreeMap::new(),
@@ -476,7 +479,7 @@ impl Flusher {
             let Some(waiting) = progress.waiting.pop_front() else { break };
             self.core.regions.publish(u64::from(waiting.location.length));
             // A caller that went away drops what it is sent, which releases the record.
-            drop(waiting.reply.send(Ok(Placed::new(&self.core, waiting.location))));
+            drop(waiting.reply.send(Ok(Written::new(&self.core, waiting.location))));
         }
         self.progress.retain(|progress| !(progress.is_closed && progress.waiting.is_empty()));
     }
@@ -601,7 +604,7 @@ impl Flusher {
         }
         for mut progress in self.progress.drain(..) {
             for waiting in progress.waiting.drain(..) {
-                self.core.regions.abandon(progress.region, u64::from(waiting.location.length));
+                self.core.regions.abandon(waiting.location);
                 drop(waiting.reply.send(Err(error())));
             }
         }

@@ -97,6 +97,9 @@ impl Folder {
             let needed = NvmeConfig::MIN_REGIONS * region_bytes + start;
             return Err(NvmeError::DiskFull { path: self.path.clone(), available, needed });
         }
+        if count < wanted {
+            tracing::warn!(wanted, count, "the disk has no room for nvme.capacity_bytes: the regions are reduced");
+        }
         Ok(count)
     }
 

@@ -33,6 +33,8 @@ const FOOTER_MAGIC: &[u8; 8] = b"TPFOOTER";
 const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"TPRC");
 const SUPERBLOCK_BYTES: usize = 40;
 const HEADER_BYTES: usize = 36;
+/// Where the copies of a region's header lie in its first page: in different sectors.
+const HEADER_COPIES: [usize; 2] = [0, 2048];
 const KIND_SLICE: u8 = 1;
 const KIND_TOMBSTONES: u8 = 2;
 
@@ -135,9 +137,15 @@ pub struct RegionHeader {
 }
 
 impl RegionHeader {
-    /// Writes the header over the start of `page`.
-    pub fn encode(&self, page: &mut [u8]) {
-        page[..PAGE_BYTES].fill(0);
+    /// Writes both copies of the header over the first page of `region`.
+    pub fn encode(&self, region: &mut [u8]) {
+        region[..PAGE_BYTES].fill(0);
+        for copy in HEADER_COPIES {
+            self.encode_copy(&mut region[copy..copy + HEADER_BYTES]);
+        }
+    }
+
+    fn encode_copy(&self, page: &mut [u8]) {
         put(page, 0, REGION_MAGIC);
         put(page, 8, &FORMAT_VERSION.to_le_bytes());
         put(page, 12, &(if self.is_free { 2_u32 } else { 1 }).to_le_bytes());
@@ -147,9 +155,13 @@ impl RegionHeader {
         put(page, 32, &checksum.to_le_bytes());
     }
 
-    /// Reads a header; `None` if the page is none.
+    /// Reads the header of a region's first page; `None` if neither copy is valid.
     #[must_use]
     pub fn decode(page: &[u8]) -> Option<Self> {
+        HEADER_COPIES.iter().find_map(|&copy| Self::decode_copy(page.get(copy..)?))
+    }
+
+    fn decode_copy(page: &[u8]) -> Option<Self> {
         let is_header = page.len() >= HEADER_BYTES
             && &page[..8] == REGION_MAGIC
             && u32_at(page, 8) == FORMAT_VERSION

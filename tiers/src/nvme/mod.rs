@@ -28,7 +28,7 @@ mod scrub;
 mod tier;
 
 pub use config::{DirectChoice, NvmeConfig, WritePolicy};
-pub use core::TierState;
+pub use core::{TierState, Written};
 pub use error::NvmeError;
 pub use open_region::SliceSource;
 pub use read::{SliceName, VecTarget};

@@ -179,11 +179,11 @@ async fn move_records(
     for (header, from, placed) in moves {
         match placed.await.unwrap_or_else(|_| Err(core.check().err().unwrap_or(NvmeError::Full))) {
             Ok(placed) => {
-                let to = placed.take();
+                let to = placed.location();
                 core.stats.moved_slices.fetch_add(1, Ordering::Relaxed);
                 core.stats.moved_slice_bytes.fetch_add(u64::from(header.slice_length), Ordering::Relaxed);
-                if !owner.moved(&header, from, to) {
-                    core.release(to);
+                if owner.moved(&header, from, to) {
+                    placed.keep();
                 }
             }
             Err(NvmeError::SourceMismatch { .. }) => {

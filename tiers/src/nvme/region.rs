@@ -64,10 +64,12 @@ struct Use {
     salt: u64,
     sequence: u64,
     live_bytes: u64,
+    /// Records whose writer hasn't yet been told, or hasn't yet noted where they are.
+    unsettled: u32,
     footer: Option<Trailer>,
 }
 
-const UNUSED: Use = Use { state: State::Free, salt: 0, sequence: 0, live_bytes: 0, footer: None };
+const UNUSED: Use = Use { state: State::Free, salt: 0, sequence: 0, live_bytes: 0, unsettled: 0, footer: None };
 
 struct Table {
     uses: Vec<Use>,
@@ -196,6 +198,7 @@ impl Regions {
             salt: trailer.epoch.salt,
             sequence: trailer.epoch.sequence,
             live_bytes: trailer.record_bytes,
+            unsettled: 0,
             footer: Some(trailer),
         };
         self.slots[region as usize].sequence.store(trailer.epoch.sequence, Ordering::SeqCst);
@@ -213,16 +216,23 @@ impl Regions {
         let sequence = table.next_sequence;
         table.next_sequence += 1;
         table.by_sequence.insert(sequence, region);
-        table.uses[region as usize] = Use { state: State::Open, salt, sequence, live_bytes: 0, footer: None };
+        table.uses[region as usize] = Use { state: State::Open, salt, sequence, ..UNUSED };
         self.slots[region as usize].sequence.store(sequence, Ordering::SeqCst);
         Some((region, Epoch { sequence, salt }))
     }
 
-    /// A record has its place in `region`, not yet readable.
+    /// A record has its place in `region`, not yet readable. The region is no victim until it is settled.
     pub(super) fn place(&self, region: u32, record_bytes: u64) {
         let mut table = self.table.lock();
-        table.uses[region as usize].live_bytes += record_bytes;
+        let place = &mut table.uses[region as usize];
+        place.live_bytes += record_bytes;
+        place.unsettled += 1;
         table.reserved_bytes += record_bytes;
+    }
+
+    /// The owner of a published record knows of it, or never will.
+    pub(super) fn settle(&self, location: Location) {
+        self.table.lock().uses[location.region as usize].unsettled -= 1;
     }
 
     /// A placed record is readable.
@@ -233,10 +243,12 @@ impl Regions {
     }
 
     /// A placed record will never be readable.
-    pub(super) fn abandon(&self, region: u32, record_bytes: u64) {
+    pub(super) fn abandon(&self, location: Location) {
         let mut table = self.table.lock();
-        table.reserved_bytes -= record_bytes;
-        table.uses[region as usize].live_bytes -= record_bytes;
+        table.reserved_bytes -= u64::from(location.length);
+        let place = &mut table.uses[location.region as usize];
+        place.live_bytes -= u64::from(location.length);
+        place.unsettled -= 1;
     }
 
     /// The region's footer is written.
@@ -307,7 +319,8 @@ impl Regions {
     /// The best region to reclaim: the one with the least alive, or the oldest if all are nearly full.
     pub(super) fn victim(&self) -> Option<SealedRegion> {
         let table = self.table.lock();
-        let sealed = || (0..self.count()).filter_map(|region| table.sealed(region));
+        let is_settled = |region: &u32| table.uses[*region as usize].unsettled == 0;
+        let sealed = || (0..self.count()).filter(is_settled).filter_map(|region| table.sealed(region));
         let emptiest = sealed().min_by_key(|region| (region.live_bytes, region.epoch.sequence))?;
         if emptiest.live_bytes <= self.region_bytes / 4 * 3 {
             return Some(emptiest);
@@ -402,11 +415,14 @@ mod tests {
         }
         regions.publish(100);
         regions.publish(200);
-        regions.abandon(region, 300);
-        check(&regions);
         let location = Location { region, sequence: epoch.sequence as u32, offset: 4096, length: 100 };
+        regions.abandon(Location { length: 300, ..location });
+        check(&regions);
         assert_eq!(regions.release(location), Some(Tombstone { sequence: 1, offset: 4096, length: 100 }));
         regions.seal(region, trailer(epoch, 300));
+        assert!(regions.victim().is_none(), "the owner doesn't know all records yet");
+        regions.settle(location);
+        regions.settle(location);
         assert_eq!(regions.victim().unwrap().live_bytes, 200);
         regions.retire(region);
         check(&regions);
@@ -445,6 +461,7 @@ mod tests {
             let (region, epoch) = regions.open(0, 1).unwrap();
             regions.place(region, live);
             regions.publish(live);
+            regions.settle(Location { region, sequence: epoch.sequence as u32, offset: 0, length: live as u32 });
             regions.seal(region, trailer(epoch, live));
         }
         assert_eq!(regions.victim().unwrap().epoch.sequence, 1);

@@ -10,7 +10,7 @@ use tidepool_metadata::{NodeId, SliceHeader};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use super::config::NvmeConfig;
-use super::core::{Core, Counters, TierState, random_u64};
+use super::core::{Core, Counters, TierState, Written, random_u64};
 use super::error::NvmeError;
 use super::flush::{Event, Flusher, Inbox, RESERVED_REGIONS, WriteRequest};
 use super::folder::{Folder, FolderLock};
@@ -203,11 +203,11 @@ impl NvmeTier {
     /// checked against the header on the way. Many at once are packed together: small slices written one after
     /// another, each awaited, take a page each.
     ///
-    /// Cancel safe: a slice whose caller has gone is released.
+    /// Cancel safe: a slice whose caller has gone is released, as is one that the caller doesn't [`Written::keep`].
     ///
     /// # Errors
     /// `TooLarge`; `SourceMismatch`; `Full` if no region became free in time; `OutOfService`.
-    pub async fn write(&self, header: SliceHeader, source: Arc<dyn SliceSource>) -> Result<Location, NvmeError> {
+    pub async fn write(&self, header: SliceHeader, source: Arc<dyn SliceSource>) -> Result<Written, NvmeError> {
         self.core.check()?;
         let (length, limit) = (header.slice_length, self.max_slice_bytes());
         if length > limit {
@@ -216,7 +216,7 @@ impl NvmeTier {
         let permit = Arc::clone(&self.write_permits).acquire_owned().await.map_err(|_| self.detached())?;
         let (reply, placed) = oneshot::channel();
         self.core.inbox.push(Event::Write(WriteRequest { header, source, reply, permit: Some(permit) }));
-        placed.await.unwrap_or_else(|_| Err(self.detached())).map(super::core::Placed::take)
+        placed.await.unwrap_or_else(|_| Err(self.detached()))
     }
 
     /// Reads `range` (bytes, relative to the slice) into `target`, which has room for it; gives the record's header,
@@ -443,9 +443,6 @@ fn resize(
     }
     let wanted = wanted_regions(config, found.region_bytes).max(NvmeConfig::MIN_REGIONS as u32);
     let region_count = folder.affordable(wanted, found.region_count, found.region_bytes)?;
-    if region_count < wanted {
-        tracing::warn!(wanted, region_count, "the disk has no room for nvme.capacity_bytes: the capacity is reduced");
-    }
     if region_count == found.region_count {
         return Ok(found);
     }
