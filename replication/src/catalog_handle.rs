@@ -15,7 +15,7 @@ use tidepool_metadata::catalog::{
     Presence, Query, RemoveOutcome, ReplicaName,
 };
 use tidepool_metadata::lease::Leased;
-use tidepool_metadata::{LogIndex, LogTime, ObjectKey, ReplicaId, TenantId, VersionId};
+use tidepool_metadata::{LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
 use tokio::sync::watch;
 
 use crate::consensus::{Change, Consensus, Group, GroupConfig, GroupLimits, GroupStatus, Read, StateMachine};
@@ -326,6 +326,18 @@ impl CatalogHandle {
             }
         }
         Ok(())
+    }
+
+    /// Makes `voters` the group's members.
+    ///
+    /// # Errors
+    /// [`CatalogError::Unimplemented`] for any but those it has: a group has one voter by now.
+    pub async fn change_voters(&self, voters: &[NodeId]) -> Result<(), CatalogError> {
+        self.consensus.check_leader()?;
+        if self.status().voters == voters {
+            return Ok(());
+        }
+        Err(CatalogError::Unimplemented { what: "a catalog of several voters, and changes of its members" })
     }
 
     /// The time with which a leader would stamp an entry now. Never goes back.

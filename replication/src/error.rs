@@ -148,13 +148,12 @@ impl CatalogError {
 /// Why a group does not start, or stopped serving.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
-    /// The folder cannot be made.
-    #[error("create folder {}", path.display())]
+    /// The folder, or a file in it, cannot be made or read.
+    #[error("prepare {}: {source}", path.display())]
     Folder {
         /// Which.
         path: PathBuf,
         /// Why.
-        #[source]
         source: std::io::Error,
     },
     /// A database does not open: another process has it, or it is damaged (the cause says which).

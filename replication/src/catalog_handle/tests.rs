@@ -181,6 +181,15 @@ async fn reads_by_index_see_the_put_that_gave_it() {
 }
 
 #[tokio::test]
+async fn other_voters_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_group, handle) = open(folder.path()).await;
+    handle.change_voters(&[NODE]).await.unwrap();
+    let error = handle.change_voters(&[NODE, NodeId(4), NodeId(5)]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unimplemented);
+}
+
+#[tokio::test]
 async fn the_catalog_is_the_same_after_every_start() {
     let folder = tempfile::tempdir().unwrap();
     let mut rows = Vec::new();

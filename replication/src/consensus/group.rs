@@ -15,7 +15,7 @@ use super::log::Log;
 use super::machine::StateMachine;
 use super::shared::{Applied, Shared, ThreadGuard};
 use super::transport::Transport;
-use super::{apply, transport};
+use super::{apply, boot, transport};
 use crate::error::GroupError;
 
 /// Turns of the Raft thread that wait to be applied; their bytes are bounded by `in_flight_bytes`, a replay's by some
@@ -53,12 +53,18 @@ impl Group {
         }
         let path = &config.folder;
         std::fs::create_dir_all(path).map_err(|source| GroupError::Folder { path: path.clone(), source })?;
-        let log = Log::open(&path.join("log"), &config)?;
+        let lost_page_cache = boot::lost_page_cache(path)?;
+        if lost_page_cache {
+            tracing::warn!(node = %config.node, "the host booted anew under durability = os: commands that were answered just \
+                before may be lost");
+        }
+        let log = Log::open(&path.join("log"), &config, lost_page_cache)?;
         #[cfg(test)]
         let log = log.failing_with(&limits.fail_writes);
         let image = Image::open(&path.join("image"), &config)?;
         let state: Applied<S> = image.load()?;
         check_meeting(&log, &state)?;
+        boot::note(path, config.durability)?;
         let (log_database, start) = (log.database(), state.position);
         let shared = Arc::new(Shared::new(config, limits, state));
         let dirty = Arc::new(Dirty::default());

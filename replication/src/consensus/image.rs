@@ -24,32 +24,23 @@ use rocksdb::{DB, Direction, IteratorMode, Options, WriteBatch, WriteOptions};
 use tidepool_metadata::{LogIndex, LogTime};
 
 use super::config::{Durability, GroupConfig};
-use super::identity;
 use super::log::Position;
 use super::machine::{Change, StateMachine};
 use super::shared::{Applied, Shared};
+use super::{database, identity};
 use crate::error::GroupError;
 
 const IDENTITY: &[u8] = b"i";
 const POSITION: &[u8] = b"p";
 const ROW: u8 = b'r';
 
-const MEMTABLE_BYTES: usize = 16 << 20;
-
 pub(super) struct Image {
     database: DB,
 }
 
 fn options() -> Options {
-    let mut options = Options::default();
-    options.create_if_missing(true);
+    let mut options = database::options();
     options.set_atomic_flush(true);
-    options.set_paranoid_checks(true);
-    options.set_write_buffer_size(MEMTABLE_BYTES);
-    options.set_max_background_jobs(2);
-    options.set_keep_log_file_num(2);
-    options.set_max_log_file_size(1 << 20);
-    options.set_compression_type(rocksdb::DBCompressionType::Lz4);
     options
 }
 

@@ -16,7 +16,8 @@
 //! Durability: [`Log::append`] returns when the batch is on disk (`fsync`) or with the kernel (`os`; term and vote are
 //! synced even then). A failed write is final: the caller stops.
 //! Crash: the last record of the write-ahead log may be cut, which was acknowledged to nobody; any other damage makes
-//! the database refuse to open (`TolerateCorruptedTailRecords`, no recycled logs). What RocksDB cannot see, such as a
+//! the database refuse to open (`TolerateCorruptedTailRecords`, no recycled logs). With `os`, a loss of power leaves what
+//! is whole before the first damage. What RocksDB cannot see, such as a
 //! missing file whose entries leave a gap, is found when all entries are read at the start.
 
 use std::collections::VecDeque;
@@ -30,7 +31,7 @@ use rocksdb::{DB, DBRecoveryMode, IteratorMode, Options, WriteBatch, WriteOption
 use tidepool_metadata::LogIndex;
 
 use super::config::{Durability, GroupConfig};
-use super::identity;
+use super::{database, identity};
 use crate::error::GroupError;
 
 const IDENTITY: &[u8] = b"i";
@@ -40,7 +41,6 @@ const COMPACTED: &[u8] = b"c";
 
 /// Entries kept in memory, because Raft reads each again when it is committed and when it is sent.
 const CACHE_BYTES: usize = 16 << 20;
-const MEMTABLE_BYTES: usize = 16 << 20;
 
 /// Index and term of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,25 +72,23 @@ fn entry_key(index: u64) -> [u8; 9] {
     key
 }
 
-fn options() -> Options {
-    let mut options = Options::default();
-    options.create_if_missing(true);
-    options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
+fn options(lost_page_cache: bool) -> Options {
+    let mut options = database::options();
+    options.set_wal_recovery_mode(match lost_page_cache {
+        false => DBRecoveryMode::TolerateCorruptedTailRecords,
+        true => DBRecoveryMode::PointInTime,
+    });
     options.set_recycle_log_file_num(0);
     options.set_track_and_verify_wals_in_manifest(true);
-    options.set_paranoid_checks(true);
-    options.set_write_buffer_size(MEMTABLE_BYTES);
-    options.set_max_background_jobs(2);
-    options.set_keep_log_file_num(2);
-    options.set_max_log_file_size(1 << 20);
-    options.set_compression_type(rocksdb::DBCompressionType::Lz4);
     options
 }
 
 impl Log {
     /// Opens the log in `path`, or begins one of a group whose only voter is this node.
-    pub(super) fn open(path: &Path, config: &GroupConfig) -> Result<Self, GroupError> {
-        let database = DB::open(&options(), path).map_err(|source| GroupError::Open {
+    ///
+    /// After a loss of the page cache ([`super::boot`]) everything behind the first damage is given up.
+    pub(super) fn open(path: &Path, config: &GroupConfig, lost_page_cache: bool) -> Result<Self, GroupError> {
+        let database = DB::open(&options(lost_page_cache), path).map_err(|source| GroupError::Open {
             what: "the log",
             path: path.to_owned(),
             source,

@@ -21,8 +21,10 @@
 //! Not yet: more than one voter. [`Transport`] is where its messages leave; `receive` and membership come with it.
 
 mod apply;
+mod boot;
 mod clock;
 mod config;
+mod database;
 mod driver;
 mod entry;
 mod group;

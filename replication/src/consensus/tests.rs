@@ -210,6 +210,27 @@ async fn log_time_does_not_go_back_over_a_start() {
 }
 
 #[tokio::test]
+async fn a_read_ahead_of_the_log_waits_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_group, handle) = open(folder.path());
+    add(&handle, "a").await;
+    let next = LogIndex(handle.applied().0 + 1);
+    let reader = handle.clone();
+    let read = tokio::spawn(async move { reader.read(Read::AtLeast(next), |machine| machine.counts.len()).await });
+    tokio::task::yield_now().await;
+    assert!(!read.is_finished());
+    add(&handle, "b").await;
+    assert_eq!(read.await.unwrap().unwrap(), (next, 2));
+    // The end of the group wakes whoever waits.
+    let reader = handle.clone();
+    let far = LogIndex(next.0 + 100);
+    let read = tokio::spawn(async move { reader.read(Read::AtLeast(far), |_| ()).await });
+    tokio::task::yield_now().await;
+    handle.crash();
+    assert!(matches!(read.await.unwrap(), Err(CatalogError::Failed { .. })));
+}
+
+#[tokio::test]
 async fn after_a_shutdown_nothing_is_taken() {
     let folder = tempfile::tempdir().unwrap();
     let (_group, handle) = open(folder.path());

@@ -9,7 +9,7 @@ use crate::consensus::ClusterId;
 
 fn open(folder: &Path) -> Result<Log, GroupError> {
     let durability = Durability::Fsync;
-    Log::open(folder, &GroupConfig { folder: folder.into(), cluster: ClusterId(1), node: NodeId(1), durability })
+    Log::open(folder, &GroupConfig { folder: folder.into(), cluster: ClusterId(1), node: NodeId(1), durability }, false)
 }
 
 fn entry(index: u64, term: u64) -> Entry {

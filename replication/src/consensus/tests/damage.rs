@@ -49,6 +49,35 @@ async fn a_damaged_record_is_refused() {
     }
 }
 
+/// With `os`, a boot between two starts leaves holes where pages never got to the disk.
+#[tokio::test]
+async fn a_hole_is_the_end_after_a_boot_under_os_and_only_then() {
+    for (boot, opens) in [("o another boot", true), ("f another boot", false)] {
+        let folder = tempfile::tempdir().unwrap();
+        unflushed(folder.path(), 20).await;
+        let path = write_ahead_log(folder.path());
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle..middle + 64].fill(0);
+        fs::write(&path, bytes).unwrap();
+        fs::write(folder.path().join("boot"), boot).unwrap();
+        if !opens {
+            assert!(matches!(error(folder.path()), GroupError::Open { .. }));
+            continue;
+        }
+        let (group, handle) = open(folder.path());
+        let found = counts(&handle).await;
+        assert!((1..20).contains(&found.len()), "{} of 20", found.len());
+        let expected: Vec<_> = (0..found.len()).map(|name| format!("name-{name}").into_bytes()).collect();
+        assert!(expected.iter().all(|name| found.contains_key(name)), "the first ones, without a gap");
+        add(&handle, "after").await;
+        handle.shutdown().await;
+        drop((group, handle));
+        let (_group, handle) = open(folder.path());
+        assert_eq!(counts(&handle).await.len(), found.len() + 1);
+    }
+}
+
 #[tokio::test]
 async fn a_cut_last_record_is_as_if_never_written() {
     let folder = tempfile::tempdir().unwrap();
