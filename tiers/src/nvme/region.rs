@@ -34,6 +34,23 @@ impl Location {
         self.length
     }
 
+    /// The location in 16 bytes, for a list that outlives the process. A read notices if it no longer holds.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        for (at, part) in bytes.chunks_exact_mut(4).zip([self.region, self.sequence, self.offset, self.length]) {
+            at.copy_from_slice(&part.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The location that [`Self::to_bytes`] wrote; from any other bytes, one where nothing is found.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        let part = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        Self { region: part(0), sequence: part(4), offset: part(8), length: part(12) }
+    }
+
     /// Which of two announcements of one slice counts: the one written later.
     #[must_use]
     pub fn is_newer_than(&self, other: &Self) -> bool {
@@ -261,8 +278,11 @@ impl Regions {
 
     // ---- reading and releasing ----
 
-    /// Keeps the location's region from being reused; `None` if it has been.
+    /// Keeps the location's region from being reused; `None` if it has been, or if the location makes no sense.
     pub(super) fn hold(self: &Arc<Self>, location: Location) -> Option<RegionHold> {
+        if u64::from(location.offset) + u64::from(location.length) > self.region_bytes {
+            return None;
+        }
         let slot = self.slots.get(location.region as usize)?;
         slot.readers.fetch_add(1, Ordering::SeqCst);
         let sequence = slot.sequence.load(Ordering::SeqCst);
@@ -452,6 +472,23 @@ mod tests {
         assert!(!waiting.is_finished());
         drop(hold);
         waiting.await.unwrap();
+    }
+
+    #[test]
+    fn locations_survive_as_bytes_and_nonsense_finds_nothing() {
+        let regions = Regions::new(2, 1 << 20);
+        let (region, epoch) = regions.open(0, 7).unwrap();
+        let location = Location { region, sequence: epoch.sequence as u32, offset: 4096, length: 160 };
+        assert_eq!(Location::from_bytes(location.to_bytes()), location);
+        assert!(regions.hold(location).is_some());
+        for nonsense in [
+            Location { region: 2, ..location },
+            Location { sequence: 0, ..location },
+            Location { offset: 1 << 20, ..location },
+            Location { length: u32::MAX, ..location },
+        ] {
+            assert!(regions.hold(nonsense).is_none());
+        }
     }
 
     #[test]
