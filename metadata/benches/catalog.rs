@@ -57,6 +57,31 @@ struct Bench {
 }
 
 impl Bench {
+    fn with(objects: u64) -> Self {
+        let mut bench = Self { catalog: Catalog::new(), index: 0 };
+        let addresses = NodeAddresses::default();
+        let registration = NodeRegistration { node: NODE, incarnation: LIFE, addresses, tiers: vec![] };
+        bench.apply(&Command::RegisterNode(registration));
+        for from in (0..objects).step_by(BATCH as usize) {
+            let puts = bench.puts(from);
+            bench.apply(&puts);
+            if from.is_multiple_of(1 << 16) {
+                drop(bench.catalog.take_changes());
+            }
+        }
+        drop(bench.catalog.take_changes());
+        bench
+    }
+
+    /// Apart from [`Self::apply`], so that a profiler can count what is measured:
+    /// `valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*Bench::measured*'`.
+    #[inline(never)]
+    fn measured(&mut self, commands: &[Command]) -> u64 {
+        let start = Instant::now();
+        commands.iter().for_each(|command| self.apply(command));
+        nanoseconds(start, commands.len() as u64 * BATCH)
+    }
+
     fn apply(&mut self, command: &Command) {
         self.index += 1;
         black_box(self.catalog.apply(EntryContext { index: LogIndex(self.index), time: self.time() }, command));
@@ -81,34 +106,19 @@ fn nanoseconds(start: Instant, operations: u64) -> u64 {
 }
 
 fn measure(objects: u64, operations: u64) {
-    let mut bench = Bench { catalog: Catalog::new(), index: 0 };
-    let addresses = NodeAddresses::default();
-    bench.apply(&Command::RegisterNode(NodeRegistration { node: NODE, incarnation: LIFE, addresses, tiers: vec![] }));
     let objects = objects.next_multiple_of(BATCH);
-    for from in (0..objects).step_by(BATCH as usize) {
-        let puts = bench.puts(from);
-        bench.apply(&puts);
-        if from.is_multiple_of(1 << 16) {
-            drop(bench.catalog.take_changes());
-        }
-    }
-    drop(bench.catalog.take_changes());
-
+    let mut bench = Bench::with(objects);
     // Each round is measured apart from making its commands.
     let (mut put, mut evict, mut image, mut locate, mut miss) = (0, 0, 0, 0, 0);
     let rounds = operations / (BATCH * 64);
     for round in 0..rounds {
         let first = round * BATCH * 64;
         let puts: Vec<Command> = (0..64).map(|one| bench.puts(objects + first + one * BATCH)).collect();
-        let start = Instant::now();
-        puts.iter().for_each(|command| bench.apply(command));
-        put += nanoseconds(start, BATCH * 64);
+        put += bench.measured(&puts);
 
         // Victims are as scattered over the keys as eviction by age leaves them.
         let victims: Vec<Command> = (0..64).map(|one| evictions(first + one * BATCH)).collect();
-        let start = Instant::now();
-        victims.iter().for_each(|command| bench.apply(command));
-        evict += nanoseconds(start, BATCH * 64);
+        evict += bench.measured(&victims);
 
         let start = Instant::now();
         black_box(bench.catalog.take_changes());

@@ -5,7 +5,7 @@
 //! It is deliberately no place for leases, heat and load, which the leader keeps ([`crate::lease`]), and it never
 //! waits, asks the time, draws a random number or does I/O.
 //!
-//! [`Catalog::apply`] is the only way to change it. Rules: protocol.md in `docs/`; the bytes of commands:
+//! [`Catalog::apply`] is the only way to change it. The bytes of commands and the rule of each:
 //! `docs/src/formats/log.md`; states drawn and invariants in words: `docs/src/catalog.md`. In relations:
 //! - `command.index >= applied`; log time never goes back, even if a stamp does;
 //! - each object has 1 to 16 copies, on different known nodes, none of them retired or on a free list;
