@@ -106,7 +106,7 @@ impl<S: StateMachine, T: Transport> Driver<S, T> {
     fn turns(&mut self) -> Result<(), GroupError> {
         loop {
             self.turn()?;
-            let Input { proposals, flushed, stop } = self.shared.inbox.take(self.room());
+            let Input { proposals, flushed, stop } = self.shared.inbox.take(|| self.room());
             if stop {
                 return Ok(());
             }

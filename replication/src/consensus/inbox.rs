@@ -56,21 +56,12 @@ struct State<O> {
     stop: bool,
     /// The Raft thread waits for room, not for work.
     wants_room: bool,
-    /// There may be some.
-    room: bool,
 }
 
 impl<O> Inbox<O> {
     pub(super) fn new(limits: &GroupLimits) -> Self {
-        let state = State {
-            gate: Gate::Open,
-            queue: VecDeque::new(),
-            bytes: 0,
-            flushed: None,
-            stop: false,
-            wants_room: false,
-            room: false,
-        };
+        let state =
+            State { gate: Gate::Open, queue: VecDeque::new(), bytes: 0, flushed: None, stop: false, wants_room: false };
         Self {
             state: Mutex::new(state),
             wake: Condvar::new(),
@@ -98,16 +89,20 @@ impl<O> Inbox<O> {
         Ok(())
     }
 
-    /// Waits for something to do. At most about `room_bytes` of proposals are taken; with 0 none are, and
-    /// [`Inbox::made_room`] ends the wait.
-    pub(super) fn take(&self, room_bytes: usize) -> Input<O> {
+    /// Waits for something to do, and takes at most about `room` bytes of proposals; as long as it answers 0 none are taken.
+    ///
+    /// `room` is asked under the lock that [`Inbox::made_room`] takes: room that comes after the answer wakes the wait.
+    pub(super) fn take(&self, room: impl Fn() -> usize) -> Input<O> {
         let mut state = self.state.lock();
-        state.wants_room = room_bytes == 0;
-        while !(state.stop || state.flushed.is_some() || state.room || room_bytes > 0 && !state.queue.is_empty()) {
+        let room_bytes = loop {
+            let room_bytes = room();
+            if state.stop || state.flushed.is_some() || room_bytes > 0 && !state.queue.is_empty() {
+                break room_bytes;
+            }
+            state.wants_room = room_bytes == 0;
             self.wake.wait(&mut state);
-        }
+        };
         state.wants_room = false;
-        state.room = false;
         let (mut proposals, mut taken) = (Vec::new(), 0);
         while taken < room_bytes
             && !state.stop
@@ -122,12 +117,9 @@ impl<O> Inbox<O> {
         Input { proposals, flushed: state.flushed.take(), stop: state.stop }
     }
 
-    /// Says that entries were applied.
+    /// Says that entries were applied, after that shows in what `room` looks at.
     pub(super) fn made_room(&self) {
-        let mut state = self.state.lock();
-        if state.wants_room {
-            state.room = true;
-            drop(state);
+        if self.state.lock().wants_room {
             self.wake.notify_one();
         }
     }
