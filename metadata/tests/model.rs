@@ -72,6 +72,7 @@ fn steps() -> impl Strategy<Value = Step> {
 #[derive(Clone, Debug)]
 struct ModelObject {
     version: VersionId,
+    commit_index: LogIndex,
     length: u64,
     replicas: BTreeMap<ReplicaId, Durability>,
     pins: u32,
@@ -87,6 +88,7 @@ fn name(key: u8) -> (TenantId, ObjectKey) {
 #[derive(Default)]
 struct Model {
     now: u64,
+    index: LogIndex,
     objects: BTreeMap<(TenantId, ObjectKey), ModelObject>,
     lives: BTreeMap<NodeId, (u32, NodeState)>,
     /// All copies that their nodes may have freed, ever.
@@ -144,6 +146,7 @@ impl Model {
             self.freed.extend(item.replicas.iter().map(|new| new.replica).filter(|id| !good.contains_key(id)));
             let object = ModelObject {
                 version: item.version,
+                commit_index: self.index,
                 length: item.length,
                 replicas: good,
                 pins: existing.map_or(0, |object| object.pins).max(u32::from(item.pin)),
@@ -160,7 +163,7 @@ impl Model {
     fn abandon(&mut self, item: &ReplicaName) -> AbandonOutcome {
         match self.objects.get(&(item.tenant, item.key.clone())) {
             Some(object) if object.replicas.contains_key(&item.replica) => {
-                AbandonOutcome::Completed { version: object.version }
+                AbandonOutcome::Completed { version: object.version, commit_index: object.commit_index }
             }
             _ => {
                 self.freed.insert(item.replica);
@@ -328,6 +331,7 @@ impl Run {
 
     fn entry(&mut self) -> EntryContext {
         self.index += 1;
+        self.model.index = LogIndex(self.index);
         EntryContext { index: LogIndex(self.index), time: LogTime(self.model.now) }
     }
 
@@ -489,6 +493,7 @@ impl Run {
                 (Located::Missing, None) => {}
                 (Located::Found(found), Some(expected)) => {
                     assert_eq!((found.version, found.length), (expected.version, expected.length));
+                    assert_eq!(found.commit_index, expected.commit_index);
                     let replicas: BTreeMap<_, _> =
                         found.replicas.iter().map(|copy| (copy.replica, copy.durability)).collect();
                     assert_eq!(replicas, expected.replicas);

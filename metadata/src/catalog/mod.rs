@@ -19,6 +19,7 @@
 
 mod codec;
 mod command;
+mod digest;
 mod encoding;
 mod image;
 mod nodes;
@@ -43,8 +44,9 @@ use std::sync::Arc;
 
 pub use codec::DecodeError;
 pub use command::*;
+pub use digest::{KeyDigests, replica_digest};
 pub use image::{LoadError, Row};
-pub use nodes::{MAX_NODES, replica_digest};
+pub use nodes::MAX_NODES;
 pub use outcome::*;
 pub use query::*;
 pub use retired::{MAX_RETIRED, RESERVATION_LIFETIME, RETIREMENT};

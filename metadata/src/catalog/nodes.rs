@@ -1,37 +1,21 @@
 //! Nodes: their lives, what they hold by digest, and what they are to free.
 //!
 //! A node's copies are not listed here; the objects name them. What stands here per copy is sums: a count, bytes, and
-//! a digest per key bucket, which a node computes of its own copies in the same way ([`replica_digest`]). Equal
-//! digests mean equal copies, so that reconciliation logs only differences.
+//! a digest per key bucket, which a node computes of its own copies in the same way ([`KeyDigests`]).
 
 use std::collections::BTreeMap;
 
 use super::command::{NodeAddresses, NodeRegistration, NodeState, TierDescription};
+use super::digest::KeyDigests;
 use super::object::{Name, Object};
 use super::outcome::NodeOutcome;
 use super::query::{FreeItem, FreeListPage, MAX_PAGE_ITEMS, NodeStat};
-use super::{KEY_BUCKETS, KeyBucket};
 use crate::log::LogIndex;
 use crate::node::{Incarnation, NodeId};
-use crate::object::{KeyHash, ReplicaId, VersionId};
+use crate::object::ReplicaId;
 
 /// Most nodes of a cluster: their digests take 32 MiB then.
 pub const MAX_NODES: usize = 1024;
-
-/// What one copy adds to the digest of its node and key bucket: XXH3-64 over key hash, version and replica id, all
-/// little-endian in this order. Digests are sums of these that wrap around.
-#[must_use]
-pub fn replica_digest(hash: KeyHash, version: VersionId, replica: ReplicaId) -> u64 {
-    let mut bytes = [0; 40];
-    bytes[0..8].copy_from_slice(&hash.0.to_le_bytes());
-    bytes[8..12].copy_from_slice(&version.node.0.to_le_bytes());
-    bytes[12..16].copy_from_slice(&version.incarnation.0.to_le_bytes());
-    bytes[16..24].copy_from_slice(&version.sequence.to_le_bytes());
-    bytes[24..28].copy_from_slice(&replica.node.0.to_le_bytes());
-    bytes[28..32].copy_from_slice(&replica.incarnation.0.to_le_bytes());
-    bytes[32..40].copy_from_slice(&replica.sequence.to_le_bytes());
-    xxhash_rust::xxh3::xxh3_64(&bytes)
-}
 
 /// Place of an entry in a free list: by index, then by copy, so that all voters list alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,7 +39,7 @@ pub(super) struct Node {
     pub(super) addresses: NodeAddresses,
     pub(super) tiers: Vec<TierDescription>,
     pub(super) free_list: BTreeMap<FreeKey, Name>,
-    digests: Box<[u64]>,
+    digests: KeyDigests,
     replicas: u64,
     bytes: u64,
 }
@@ -63,7 +47,7 @@ pub(super) struct Node {
 impl Node {
     pub(super) fn new(registration: NodeRegistration, state: NodeState, announcing: bool) -> Self {
         let NodeRegistration { incarnation, addresses, tiers, .. } = registration;
-        let digests = vec![0; KEY_BUCKETS].into();
+        let digests = KeyDigests::default();
         let free_list = BTreeMap::new();
         Self { incarnation, state, announcing, addresses, tiers, free_list, digests, replicas: 0, bytes: 0 }
     }
@@ -78,7 +62,7 @@ impl Node {
         !self.announcing || incarnation == self.incarnation
     }
 
-    fn sums(&self) -> (u64, u64, &[u64]) {
+    fn sums(&self) -> (u64, u64, &KeyDigests) {
         (self.replicas, self.bytes, &self.digests)
     }
 }
@@ -139,8 +123,7 @@ impl Nodes {
         let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
         node.replicas += 1;
         node.bytes += object.length;
-        let digest = &mut node.digests[object.bucket().index()];
-        *digest = digest.wrapping_add(replica_digest(object.hash, object.version, replica));
+        node.digests.toggle(object.hash, object.version, replica);
     }
 
     /// Takes a copy out of the count again.
@@ -148,8 +131,7 @@ impl Nodes {
         let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
         node.replicas -= 1;
         node.bytes -= object.length;
-        let digest = &mut node.digests[object.bucket().index()];
-        *digest = digest.wrapping_sub(replica_digest(object.hash, object.version, replica));
+        node.digests.toggle(object.hash, object.version, replica);
     }
 
     /// Puts a copy that is not counted any more on its node's free list.
@@ -177,7 +159,7 @@ impl Nodes {
     }
 
     pub(super) fn digests(&self, node: NodeId) -> Vec<u64> {
-        self.get(node).map(|node| node.digests.to_vec()).unwrap_or_default()
+        self.get(node).map(|node| node.digests.as_slice().to_vec()).unwrap_or_default()
     }
 
     pub(super) fn stats(&self) -> Vec<NodeStat> {
@@ -203,8 +185,8 @@ impl Nodes {
     /// Asserts that the sums are those of `objects`.
     pub(super) fn validate<'a>(&self, objects: impl Iterator<Item = &'a Object>) {
         assert!(self.0.len() <= MAX_NODES);
-        let mut expected: BTreeMap<NodeId, (u64, u64, Vec<u64>)> =
-            self.0.keys().map(|&node| (node, (0, 0, vec![0; KEY_BUCKETS]))).collect();
+        let mut expected: BTreeMap<NodeId, (u64, u64, KeyDigests)> =
+            self.0.keys().map(|&node| (node, (0, 0, KeyDigests::default()))).collect();
         for object in objects {
             for replica in object.replicas() {
                 let node = &self.0[&replica.id.node];
@@ -214,13 +196,12 @@ impl Nodes {
                 let (replicas, bytes, digests) = expected.get_mut(&replica.id.node).expect("copies are on known nodes");
                 *replicas += 1;
                 *bytes += object.length;
-                let digest = &mut digests[KeyBucket::of(object.hash).index()];
-                *digest = digest.wrapping_add(replica_digest(object.hash, object.version, replica.id));
+                digests.toggle(object.hash, object.version, replica.id);
             }
         }
         for (id, node) in &self.0 {
             let (replicas, bytes, digests) = &expected[id];
-            assert_eq!(node.sums(), (*replicas, *bytes, &digests[..]), "sums of node {id}");
+            assert_eq!(node.sums(), (*replicas, *bytes, digests), "sums of node {id}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! How commands end. What is expected is an outcome, never an error; each has one per item, in order.
 
 use super::command::Setting;
+use crate::log::LogIndex;
 use crate::node::Incarnation;
 use crate::object::{TenantId, VersionId};
 
@@ -117,6 +118,8 @@ pub enum AbandonOutcome {
     Completed {
         /// The object's current version.
         version: VersionId,
+        /// Log index of its complete.
+        commit_index: LogIndex,
     },
 }
 

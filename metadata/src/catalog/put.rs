@@ -110,7 +110,7 @@ impl Catalog {
         if let Some(object) = slot.map(|slot| self.objects.get(slot))
             && object.replica(item.replica).is_some()
         {
-            return AbandonOutcome::Completed { version: object.version };
+            return AbandonOutcome::Completed { version: object.version, commit_index: object.commit_index };
         }
         self.retire(item.replica, Stamp::of(self.time));
         AbandonOutcome::Abandoned

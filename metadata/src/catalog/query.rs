@@ -300,6 +300,8 @@ pub struct HeldReplica {
     pub key: ObjectKey,
     /// The object's current version.
     pub version: VersionId,
+    /// Log index of its complete.
+    pub commit_index: LogIndex,
     /// Which copy.
     pub replica: ReplicaId,
 }

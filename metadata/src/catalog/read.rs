@@ -187,8 +187,13 @@ impl Catalog {
         let mut held = Vec::new();
         for object in self.objects.bucket(bucket) {
             if let Some(replica) = object.replicas().iter().find(|replica| replica.id.node == node) {
-                let key = object.name.key();
-                held.push(HeldReplica { tenant: object.tenant(), key, version: object.version, replica: replica.id });
+                held.push(HeldReplica {
+                    tenant: object.tenant(),
+                    key: object.name.key(),
+                    version: object.version,
+                    commit_index: object.commit_index,
+                    replica: replica.id,
+                });
             }
         }
         held

@@ -202,6 +202,12 @@ impl World {
     }
 }
 
+/// Readers share the catalog between entries.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Catalog>();
+};
+
 fn key(name: &str) -> ObjectKey {
     ObjectKey::new(name.as_bytes()).expect("legal key")
 }

@@ -164,7 +164,8 @@ fn a_complete_below_min_replicas_is_refused() {
 fn abandoning_a_completed_replica_says_to_keep_it() {
     let mut world = World::new(1);
     world.stored("a", 1, &[1]);
-    assert_eq!(world.abandon("a", replica(1, 1)), AbandonOutcome::Completed { version: version(1) });
+    let completed = AbandonOutcome::Completed { version: version(1), commit_index: LogIndex(world.index) };
+    assert_eq!(world.abandon("a", replica(1, 1)), completed);
     assert_eq!(world.presence("a"), Presence::Present);
 }
 
