@@ -99,7 +99,8 @@ impl KeyBucket {
 pub struct EntryContext {
     /// The entry's index, never below the last one applied. An entry may hold several commands.
     pub index: LogIndex,
-    /// The leader's stamp.
+    /// The leader's stamp. It should advance as a clock that cannot be set does: sessions, reservations and retired ids
+    /// live by it, so a wall clock that jumps by years must not move it by more than the time that passed.
     pub time: LogTime,
 }
 

@@ -38,18 +38,22 @@ impl Stamp {
 }
 
 /// The table of retired ids.
-#[derive(Default)]
 pub(super) struct Retired {
     stamps: BTreeMap<ReplicaId, Stamp>,
     by_stamp: BTreeSet<(Stamp, ReplicaId)>,
     horizon: Stamp,
-    capacity: Option<usize>,
+    capacity: usize,
+}
+
+impl Default for Retired {
+    fn default() -> Self {
+        Self::with_capacity(MAX_RETIRED)
+    }
 }
 
 impl Retired {
-    #[cfg(test)]
     pub(super) fn with_capacity(capacity: usize) -> Self {
-        Self { capacity: Some(capacity), ..Self::default() }
+        Self { stamps: BTreeMap::new(), by_stamp: BTreeSet::new(), horizon: Stamp::default(), capacity }
     }
 
     pub(super) fn horizon(&self) -> Stamp {
@@ -91,7 +95,7 @@ impl Retired {
         }
         self.restore(replica, stamp);
         let mut changed = vec![replica];
-        while self.stamps.len() > self.capacity.unwrap_or(MAX_RETIRED) {
+        while self.stamps.len() > self.capacity {
             let (oldest, dropped) = self.by_stamp.pop_first().expect("as many stamps as ids");
             self.stamps.remove(&dropped);
             self.horizon = self.horizon.max(oldest);
@@ -126,7 +130,7 @@ impl Retired {
 
     pub(super) fn validate(&self) {
         assert_eq!(self.stamps.len(), self.by_stamp.len());
-        assert!(self.stamps.len() <= self.capacity.unwrap_or(MAX_RETIRED));
+        assert!(self.stamps.len() <= self.capacity);
         for (&replica, &stamp) in &self.stamps {
             assert!(self.by_stamp.contains(&(stamp, replica)), "{replica:?} has no entry by its stamp {stamp:?}");
         }
