@@ -5,6 +5,7 @@
 
 pub mod catalog;
 pub mod checksum;
+pub mod directory;
 pub mod error;
 pub mod lease;
 pub mod log;

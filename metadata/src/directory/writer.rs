@@ -1,0 +1,355 @@
+//! The one writer of a directory.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use super::entry::{
+    Extents, FIXED_WORDS, Image, MOST_PAYLOAD_SLOTS, PAYLOAD_FIRST, PAYLOAD_MORE, SlotState, Status, commit_index,
+    commit_word,
+};
+use super::layout::{WORD_RECOVERING, WORD_RETIRED, WORD_SLOTS_USED, WORD_VALID_UNTIL};
+use super::{Cell, Layout, LayoutError, high, low, pack};
+use crate::node::Incarnation;
+use crate::slice::SliceHeader;
+
+// Words of a slot.
+pub(super) const GENERATION: usize = 0;
+pub(super) const COMMIT: usize = 1;
+pub(super) const STATUS: usize = 2;
+pub(super) const LINKS: usize = 3;
+pub(super) const FIXED: usize = 4;
+pub(super) const PREVIOUS: usize = 12;
+pub(super) const PAYLOAD: usize = 13;
+/// First payload word of a payload slot.
+pub(super) const MORE_PAYLOAD: usize = 4;
+
+/// Number of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+/// A slice that outlived its writer: its slot, what it is, where its bytes are.
+pub type Recovered = (SlotId, SliceHeader, Extents);
+
+/// All slots are taken or promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("all {slot_count} slots of the segment's directory are taken")]
+pub struct SlotsExhausted {
+    /// How many there are.
+    pub slot_count: u32,
+}
+
+/// The writer's own state: which slots are free. All else stands in the words, which every call is given; they must
+/// always be those of one segment.
+#[derive(Debug)]
+pub struct Writer {
+    layout: Layout,
+    /// Every new generation is at least this.
+    generation_floor: u64,
+    free: Vec<u32>,
+    slots_used: u32,
+    /// Reservations, each of which may need a slot and the most payload slots.
+    reservations: u32,
+}
+
+impl Writer {
+    /// Opens the directory in `words`, whether it was just formatted or left by a process that died: takes the
+    /// slices that are whole, retires the rest, and lets readers in. No slice is in a chain yet: those that are
+    /// complete are entered again by [`Writer::complete`] when their bytes have been verified.
+    ///
+    /// # Errors
+    /// [`LayoutError`].
+    pub fn recover<C: Cell>(words: &[C], incarnation: Incarnation) -> Result<(Self, Vec<Recovered>), LayoutError> {
+        let layout = Layout::read(words)?;
+        words[WORD_RECOVERING].store(1, Relaxed);
+        words[WORD_VALID_UNTIL].store(0, Relaxed);
+        C::fence(SeqCst);
+        Layout::set_incarnation(words, incarnation);
+        let slots_used = low(words[WORD_SLOTS_USED].load(Relaxed)).min(layout.slot_count);
+        let generation_floor = u64::from(incarnation.0) << 32;
+        let mut writer = Self { layout, generation_floor, free: Vec::new(), slots_used, reservations: 0 };
+        writer.empty_chains(words);
+        let mut taken = vec![false; slots_used as usize];
+        let found = writer.take_slices(words, &mut taken);
+        for slot in (0..slots_used).rev() {
+            if !taken[slot as usize] {
+                writer.retire_slot(words, slot);
+            }
+        }
+        words[WORD_RECOVERING].store(0, Release);
+        Ok((writer, found))
+    }
+
+    /// The segment's layout.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Slots below this are in use or may be soon: the words must be backed by memory up to
+    /// [`Layout::bytes_below_slot`] of it before the next [`Writer::seal`].
+    #[must_use]
+    pub fn slots_needed(&self) -> u32 {
+        let promised = self.reservations.saturating_mul(1 + MOST_PAYLOAD_SLOTS);
+        let fresh = promised.saturating_sub(u32::try_from(self.free.len()).unwrap_or(u32::MAX));
+        self.slots_used.saturating_add(fresh).min(self.layout.slot_count)
+    }
+
+    /// Promises room for one more slice; taken by [`Writer::seal`], or given back by [`Writer::unreserve`].
+    ///
+    /// # Errors
+    /// [`SlotsExhausted`].
+    pub fn reserve(&mut self) -> Result<(), SlotsExhausted> {
+        let free = u64::from(self.layout.slot_count - self.slots_used) + self.free.len() as u64;
+        if u64::from(self.reservations + 1) * u64::from(1 + MOST_PAYLOAD_SLOTS) > free {
+            return Err(SlotsExhausted { slot_count: self.layout.slot_count });
+        }
+        self.reservations += 1;
+        Ok(())
+    }
+
+    /// Takes a promise back.
+    pub fn unreserve(&mut self) {
+        self.reservations = self.reservations.checked_sub(1).expect("as many promises are taken back as were made");
+    }
+
+    /// Enters a sealed slice, for which room was promised. It is in no chain: only recovery finds it.
+    pub fn seal<C: Cell>(&mut self, words: &[C], header: &SliceHeader, extents: &Extents) -> SlotId {
+        self.unreserve();
+        let slot = self.take_slot(words);
+        let at = self.layout.slot(slot);
+        let generation = words[at + GENERATION].load(Relaxed);
+        let image = Image::encode(generation, header, extents);
+        let (first, more) = image.payload().split_at(image.payload().len().min(PAYLOAD_FIRST));
+        let mut chain = 0;
+        for part in more.chunks(PAYLOAD_MORE).rev() {
+            let payload_slot = self.take_slot(words);
+            let at = self.layout.slot(payload_slot);
+            store_all(&words[at + MORE_PAYLOAD..], part);
+            words[at + LINKS].store(pack(0, chain), Relaxed);
+            words[at + STATUS].store(SlotState::Payload as u64, Relaxed);
+            chain = payload_slot + 1;
+        }
+        store_all(&words[at + FIXED..], image.fixed());
+        store_all(&words[at + PAYLOAD..], first);
+        words[at + COMMIT].store(commit_word(header.commit_index, generation), Relaxed);
+        words[at + LINKS].store(pack(0, chain), Relaxed);
+        words[at + PREVIOUS].store(0, Relaxed);
+        // Full, not release: the data may have been written by non-temporal stores.
+        C::fence(SeqCst);
+        words[at + STATUS].store(image.status(), Release);
+        SlotId(slot)
+    }
+
+    /// Lets readers find a slice: its put was completed at `index`. Again, or with index 0 (sealed only), it does nothing.
+    pub fn complete<C: Cell>(&mut self, words: &[C], slot: SlotId, index: u64) {
+        let at = self.layout.slot(slot.0);
+        let bucket = self.bucket_of_slot(words, slot);
+        if index == 0 || self.is_linked(words, bucket, slot) {
+            return;
+        }
+        let generation = words[at + GENERATION].load(Relaxed);
+        C::fence(SeqCst);
+        words[at + COMMIT].store(commit_word(index, generation), Release);
+        self.change_bucket(words, bucket, || {
+            let head = words[bucket + 1].load(Relaxed);
+            let payload = high(words[at + LINKS].load(Relaxed));
+            words[at + LINKS].store(pack(low(head), payload), Relaxed);
+            words[at + PREVIOUS].store(0, Relaxed);
+            if let Some(next) = low(head).checked_sub(1) {
+                words[self.layout.slot(next) + PREVIOUS].store(u64::from(slot.0 + 1), Relaxed);
+            }
+            words[bucket + 1].store(u64::from(slot.0 + 1), Relaxed);
+        });
+    }
+
+    /// Takes a slice out: no reader finds it after this, and those that have found it see that its generation changed.
+    /// Its extents may be reused when this returns.
+    pub fn retire<C: Cell>(&mut self, words: &[C], slot: SlotId) {
+        let bucket = self.bucket_of_slot(words, slot);
+        let at = self.layout.slot(slot.0);
+        let links = words[at + LINKS].load(Relaxed);
+        let previous = low(words[at + PREVIOUS].load(Relaxed));
+        if self.is_linked(words, bucket, slot) {
+            self.change_bucket(words, bucket, || {
+                match previous.checked_sub(1) {
+                    None => words[bucket + 1].store(u64::from(low(links)), Relaxed),
+                    Some(previous) => {
+                        let at = self.layout.slot(previous) + LINKS;
+                        let payload = high(words[at].load(Relaxed));
+                        words[at].store(pack(low(links), payload), Relaxed);
+                    }
+                }
+                if let Some(next) = low(links).checked_sub(1) {
+                    words[self.layout.slot(next) + PREVIOUS].store(u64::from(previous), Relaxed);
+                }
+            });
+        }
+        self.retire_slot(words, slot.0);
+        let mut payload = high(links);
+        while let Some(payload_slot) = payload.checked_sub(1) {
+            payload = high(words[self.layout.slot(payload_slot) + LINKS].load(Relaxed));
+            self.retire_slot(words, payload_slot);
+        }
+        C::fence(SeqCst);
+    }
+
+    /// What stands in a slot that [`Writer::seal`] or [`Writer::recover`] gave and that was not retired since.
+    #[must_use]
+    pub fn read<C: Cell>(&self, words: &[C], slot: SlotId) -> Option<(SliceHeader, Extents)> {
+        read_slot(&self.layout, words, slot.0, &mut |_payload_slot| true)
+    }
+
+    /// Until when readers may use the directory, in nanoseconds of CLOCK_BOOTTIME.
+    pub fn set_valid_until<C: Cell>(words: &[C], boot_nanoseconds: u64) {
+        words[WORD_VALID_UNTIL].store(boot_nanoseconds, Release);
+    }
+
+    /// Tells readers that this file is written no more.
+    pub fn set_retired<C: Cell>(words: &[C]) {
+        words[WORD_RETIRED].store(1, Release);
+    }
+
+    fn change_bucket<C: Cell>(&self, words: &[C], bucket: usize, change: impl FnOnce()) {
+        let sequence = words[bucket].load(Relaxed);
+        words[bucket].store(sequence + 1, Relaxed);
+        C::fence(Release);
+        change();
+        words[bucket].store(sequence + 2, Release);
+    }
+
+    fn is_linked<C: Cell>(&self, words: &[C], bucket: usize, slot: SlotId) -> bool {
+        words[self.layout.slot(slot.0) + PREVIOUS].load(Relaxed) != 0
+            || low(words[bucket + 1].load(Relaxed)) == slot.0 + 1
+    }
+
+    fn bucket_of_slot<C: Cell>(&self, words: &[C], slot: SlotId) -> usize {
+        let (header, _) = self.read(words, slot).expect("only slots of live slices are asked for");
+        Layout::bucket(self.layout.bucket_of(header.tenant, header.key.as_bytes(), header.slice_index))
+    }
+
+    /// A free slot with a generation that nobody has seen.
+    fn take_slot<C: Cell>(&mut self, words: &[C]) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            assert!(self.slots_used < self.layout.slot_count, "slots are promised before they are taken");
+            self.slots_used += 1;
+            words[WORD_SLOTS_USED].store(u64::from(self.slots_used), Release);
+            self.slots_used - 1
+        });
+        let cell = &words[self.layout.slot(slot) + GENERATION];
+        cell.store((cell.load(Relaxed) + 1).max(self.generation_floor), Relaxed);
+        slot
+    }
+
+    fn retire_slot<C: Cell>(&mut self, words: &[C], slot: u32) {
+        let at = self.layout.slot(slot);
+        let generation = words[at + GENERATION].load(Relaxed);
+        words[at + GENERATION].store(generation.wrapping_add(1), Release);
+        words[at + STATUS].store(SlotState::Free as u64, Release);
+        self.free.push(slot);
+    }
+
+    fn empty_chains<C: Cell>(&self, words: &[C]) {
+        for bucket in 0..self.layout.bucket_count {
+            let at = Layout::bucket(bucket);
+            let sequence = words[at].load(Relaxed);
+            // Buckets that were never used stay untouched: their pages need no memory yet.
+            if sequence != 0 {
+                words[at + 1].store(0, Relaxed);
+                words[at].store((sequence | 1) + 1, Release);
+            }
+        }
+    }
+
+    fn take_slices<C: Cell>(&self, words: &[C], taken: &mut [bool]) -> Vec<Recovered> {
+        let mut found = Vec::new();
+        for slot in 0..self.slots_used {
+            let mut payload_slots = Vec::new();
+            let read = read_slot(&self.layout, words, slot, &mut |payload_slot| {
+                let unseen = payload_slot < self.slots_used && !taken[payload_slot as usize];
+                payload_slots.push(payload_slot);
+                unseen
+            });
+            let Some((header, extents)) = read else { continue };
+            let at = self.layout.slot(slot);
+            words[at + LINKS].store(pack(0, high(words[at + LINKS].load(Relaxed))), Relaxed);
+            words[at + PREVIOUS].store(0, Relaxed);
+            taken[slot as usize] = true;
+            payload_slots.iter().for_each(|&payload_slot| taken[payload_slot as usize] = true);
+            found.push((SlotId(slot), header, extents));
+        }
+        drop_overlapping(&self.layout, words, &mut found, taken);
+        found
+    }
+}
+
+/// Two slices over one page cannot be; if damage made it so, neither is trusted.
+fn drop_overlapping<C: Cell>(layout: &Layout, words: &[C], found: &mut Vec<Recovered>, taken: &mut [bool]) {
+    let mut all: Vec<_> =
+        found.iter().flat_map(|(slot, _, extents)| extents.as_slice().iter().map(|&extent| (extent, *slot))).collect();
+    all.sort_unstable();
+    let mut bad = std::collections::BTreeSet::new();
+    let mut last: Option<(u32, SlotId)> = None;
+    for (extent, slot) in all {
+        let end = extent.page + extent.pages;
+        match last {
+            Some((last_end, last_slot)) if extent.page < last_end => {
+                bad.extend([slot, last_slot]);
+                last = Some((end.max(last_end), if end > last_end { slot } else { last_slot }));
+            }
+            _ => last = Some((end, slot)),
+        }
+    }
+    found.retain(|(slot, _, _)| !bad.contains(slot));
+    for slot in bad {
+        taken[slot.0 as usize] = false;
+        let mut payload = high(words[layout.slot(slot.0) + LINKS].load(Relaxed));
+        while let Some(payload_slot) = payload.checked_sub(1) {
+            taken[payload_slot as usize] = false;
+            payload = high(words[layout.slot(payload_slot) + LINKS].load(Relaxed));
+        }
+    }
+}
+
+/// The slice in `slot`, if its check holds. `visit` is told each payload slot and may refuse it.
+fn read_slot<C: Cell>(
+    layout: &Layout,
+    words: &[C],
+    slot: u32,
+    visit: &mut dyn FnMut(u32) -> bool,
+) -> Option<(SliceHeader, Extents)> {
+    let at = layout.slot(slot);
+    let status = Status(words[at + STATUS].load(Acquire));
+    if status.state() != Some(SlotState::Slice) || !status.is_sound() {
+        return None;
+    }
+    let generation = words[at + GENERATION].load(Relaxed);
+    let mut image = Image::new(generation, status.0);
+    words[at + FIXED..at + FIXED + FIXED_WORDS].iter().for_each(|cell| image.push(cell.load(Relaxed)));
+    let count = status.payload_words();
+    let first = count.min(PAYLOAD_FIRST);
+    words[at + PAYLOAD..at + PAYLOAD + first].iter().for_each(|cell| image.push(cell.load(Relaxed)));
+    let mut rest = count - first;
+    let mut payload = high(words[at + LINKS].load(Relaxed));
+    while rest > 0 {
+        let payload_slot = payload.checked_sub(1).filter(|&payload_slot| payload_slot < layout.slot_count)?;
+        let at = layout.slot(payload_slot);
+        if !visit(payload_slot) || Status(words[at + STATUS].load(Relaxed)).state() != Some(SlotState::Payload) {
+            return None;
+        }
+        let now = rest.min(PAYLOAD_MORE);
+        words[at + MORE_PAYLOAD..at + MORE_PAYLOAD + now].iter().for_each(|cell| image.push(cell.load(Relaxed)));
+        rest -= now;
+        payload = high(words[at + LINKS].load(Relaxed));
+    }
+    if !image.matches(status) {
+        return None;
+    }
+    let index = commit_index(words[at + COMMIT].load(Relaxed), generation);
+    let (header, extents) = image.decode(index)?;
+    extents.fit(layout.data_pages, header.slice_length).then_some((header, extents))
+}
+
+fn store_all<C: Cell>(cells: &[C], values: &[u64]) {
+    for (cell, &value) in cells.iter().zip(values) {
+        cell.store(value, Relaxed);
+    }
+}
