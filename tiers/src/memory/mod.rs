@@ -1,0 +1,3 @@
+//! The DRAM tier.
+
+pub mod allocator;
