@@ -195,7 +195,7 @@ impl Writer {
     /// What stands in a slot that [`Writer::seal`] or [`Writer::recover`] gave and that was not retired since.
     #[must_use]
     pub fn read<C: Cell>(&self, words: &[C], slot: SlotId) -> Option<(SliceHeader, Extents)> {
-        read_slot(&self.layout, words, slot.0, &mut |_payload_slot| true)
+        read_slice(&self.layout, words, slot)
     }
 
     /// Until when readers may use the directory, in nanoseconds of CLOCK_BOOTTIME.
@@ -307,6 +307,13 @@ fn drop_overlapping<C: Cell>(layout: &Layout, words: &[C], found: &mut Vec<Recov
             payload = high(words[layout.slot(payload_slot) + LINKS].load(Relaxed));
         }
     }
+}
+
+/// What stands in `slot`, if a slice does and its check holds. For the process that writes: only that one knows that
+/// the slot does not change meanwhile.
+#[must_use]
+pub fn read_slice<C: Cell>(layout: &Layout, words: &[C], slot: SlotId) -> Option<(SliceHeader, Extents)> {
+    read_slot(layout, words, slot.0, &mut |_payload_slot| true)
 }
 
 /// The slice in `slot`, if its check holds. `visit` is told each payload slot and may refuse it.
