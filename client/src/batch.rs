@@ -7,7 +7,7 @@ use tidepool_metadata::proto;
 use crate::call::{Client, all_key_bytes, key_bytes, shown};
 use crate::error::{Error, Refusal};
 use crate::retry::Repeatable;
-use crate::types::{BatchGot, PutOptions, PutOutcome, StoredIn};
+use crate::types::{BatchGot, BatchObject, PutOptions, PutOutcome, StoredIn};
 
 /// Bytes of values in one message; larger values go alone.
 const MESSAGE_BYTES: usize = 3 << 20;
@@ -111,7 +111,7 @@ impl Client {
             // What did not fit the message is read alone.
             if matches!(item, BatchGot::Failed(error) if error.reason() == "TOO_LARGE") {
                 *item = match self.get(key).await {
-                    Ok(Some(object)) => BatchGot::Found(object.value, object.info.tier),
+                    Ok(Some(object)) => BatchGot::Found(BatchObject { value: object.value, tier: object.info.tier }),
                     Ok(None) => BatchGot::Missing,
                     Err(error) => BatchGot::Failed(error),
                 };
@@ -145,7 +145,7 @@ fn take_items(keys: &[Bytes], mut reply: proto::BatchGetReply, got: &mut Vec<Bat
                     _ => StoredIn::Other,
                 };
                 if actual == expected {
-                    BatchGot::Found(value, tier)
+                    BatchGot::Found(BatchObject { value, tier })
                 } else {
                     let key = shown(&keys[got.len()]);
                     BatchGot::Failed(Error::ChecksumMismatch { key, expected, actual })
@@ -207,7 +207,7 @@ mod tests {
         let mut got = Vec::new();
         let good = crc32fast::hash(b"yes");
         take_items(&keys, reply("yesno", vec![3, 2], vec![good, 7]), &mut got).expect("well-formed");
-        assert!(matches!(&got[0], BatchGot::Found(value, StoredIn::Dram) if value == "yes"));
+        assert!(matches!(&got[0], BatchGot::Found(object) if object.value == "yes" && object.tier == StoredIn::Dram));
         assert!(matches!(&got[1], BatchGot::Failed(Error::ChecksumMismatch { .. })));
     }
 

@@ -135,7 +135,8 @@ impl Refusal {
                 Some(words) => format!("{}: {words}", status.message()),
                 None => status.message().to_owned(),
             },
-            is_transport: cause.is_some() && detail.reason.is_empty(),
+            // tonic's own clock, which may be ahead of ours, gives a cause too.
+            is_transport: cause.is_some() && detail.reason.is_empty() && status.code() != Code::Cancelled,
             retry_after: (detail.retry_after_ms > 0).then(|| Duration::from_millis(detail.retry_after_ms.into())),
             reason: detail.reason,
             field: detail.field,

@@ -48,6 +48,6 @@ pub use error::{Error, Refusal};
 pub use get::ObjectStream;
 pub use tidepool_metadata::{DataType, ErrorKind, ObjectKey};
 pub use types::{
-    BatchGot, Durability, Existence, GetOptions, Listed, Listing, Matching, Object, ObjectInfo, ObjectStat, PutDone,
-    PutOptions, PutOutcome, RemoveOutcome, RemoveProgress, ReplicaStat, ServerInfo, StoredIn,
+    BatchGot, BatchObject, Durability, Existence, GetOptions, Listed, Listing, Matching, Object, ObjectInfo,
+    ObjectStat, PutDone, PutOptions, PutOutcome, RemoveOutcome, RemoveProgress, ReplicaStat, ServerInfo, StoredIn,
 };

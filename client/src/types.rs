@@ -132,17 +132,37 @@ pub struct Object {
     pub value: Bytes,
 }
 
+/// An object of a batch get; verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchObject {
+    /// Its bytes.
+    pub value: Bytes,
+    /// Where they were.
+    pub tier: StoredIn,
+}
+
 /// One item of a batch get.
 #[derive(Debug)]
 pub enum BatchGot {
-    /// Verified bytes, and where they were.
-    Found(Bytes, StoredIn),
+    /// It is there.
+    Found(BatchObject),
     /// No such object.
     Missing,
     /// Its copies are on absent nodes, or the node is recovering: not missing.
     Unavailable,
     /// It could not be read.
     Failed(Error),
+}
+
+impl BatchGot {
+    /// The object, if it is there.
+    #[must_use]
+    pub fn found(self) -> Option<BatchObject> {
+        match self {
+            Self::Found(object) => Some(object),
+            Self::Missing | Self::Unavailable | Self::Failed(_) => None,
+        }
+    }
 }
 
 /// Whether an object exists.

@@ -186,7 +186,7 @@ async fn batches_answer_in_order() {
     let keys: Vec<&str> = items.iter().map(|(key, _)| key.as_str()).collect();
     for ((_, value), got) in items.iter().zip(client.get_batch(&keys).await.expect("one outcome a key")) {
         match got {
-            BatchGot::Found(found, _) => assert!(found == value),
+            BatchGot::Found(found) => assert!(found.value == value),
             other => assert!(value == "refuse me" && matches!(other, BatchGot::Missing)),
         }
     }
