@@ -1,0 +1,151 @@
+//! `tidepool admin`: asks a node's admin HTTP.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use clap::Subcommand;
+
+use super::admin_http::query_value;
+use super::connection::ConnectionArguments;
+use super::failure::Failure;
+use super::key::KeyArgument;
+use super::output::{Output, Table, size};
+use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RecoveryReport, TierRow, TiersReport};
+
+/// What to ask a node.
+#[derive(Debug, Subcommand)]
+pub(super) enum AdminCommand {
+    /// Show each tier: capacity, use, hits, movements, errors
+    Tiers,
+    /// Show where each slice of an object lies
+    Object {
+        /// Key: text, or hex:..
+        key: KeyArgument,
+    },
+    /// Show how far the node's recovery has come
+    Recovery,
+    /// Attach or detach the NVMe tier while the node runs
+    #[command(subcommand)]
+    Nvme(NvmeCommand),
+}
+
+/// What to do with the NVMe tier.
+#[derive(Debug, Subcommand)]
+pub(super) enum NvmeCommand {
+    /// Attach it; what is left out is as configured
+    Attach {
+        /// Its folder
+        #[arg(long)]
+        path: Option<PathBuf>,
+        /// Its capacity, such as 100GiB
+        #[arg(long)]
+        capacity: Option<String>,
+    },
+    /// Detach it; what it holds can't be read until it is attached again
+    Detach,
+}
+
+pub(super) async fn run(
+    command: &AdminCommand,
+    connection: &ConnectionArguments,
+    output: &Output,
+) -> Result<ExitCode, Failure> {
+    let admin = connection.admin()?;
+    match command {
+        AdminCommand::Tiers => {
+            let report: TiersReport = admin.get("/v1/tiers").await?;
+            output.answer(&report, tiers_table)
+        }
+        AdminCommand::Recovery => {
+            let report: RecoveryReport = admin.get("/v1/recovery").await?;
+            output.answer(&report, recovery_table)
+        }
+        AdminCommand::Object { key: KeyArgument(key) } => {
+            let key = query_value(STANDARD.encode(key.as_bytes()).as_bytes());
+            let tenant = query_value(connection.tenant().as_bytes());
+            let report: ObjectReport = admin.get(&format!("/v1/objects?key_base64={key}&tenant={tenant}")).await?;
+            output.answer(&report, object_table)
+        }
+        AdminCommand::Nvme(NvmeCommand::Attach { path, capacity }) => {
+            let path = path.as_ref().map(|path| path.to_str().map(str::to_owned));
+            let path = path.map(|path| path.ok_or_else(|| Failure::usage("--path is not UTF-8"))).transpose()?;
+            let request = AttachRequest { path, capacity: capacity.clone() };
+            let report: NvmeReport = admin.post("/v1/nvme/attach", &request).await?;
+            output.answer(&report, |report| format!("{}, {} records found\n", report.state, report.records))
+        }
+        AdminCommand::Nvme(NvmeCommand::Detach) => {
+            let report: NvmeReport = admin.post("/v1/nvme/detach", &serde_json::json!({})).await?;
+            output.answer(&report, |report| format!("{}\n", report.state))
+        }
+    }
+}
+
+/// Tiers side by side, so that each figure of one stands next to that of the other.
+pub(super) fn tiers_table(report: &TiersReport) -> String {
+    type Cell = fn(&TierRow) -> String;
+    const ROWS: [(&str, Cell); 18] = [
+        ("state", |tier| tier.state.clone()),
+        ("engine", |tier| tier.engine.clone()),
+        ("capacity", |tier| size(tier.capacity)),
+        ("used", |tier| size(tier.used)),
+        ("reserved", |tier| size(tier.reserved)),
+        ("free", |tier| size(tier.free)),
+        ("objects", |tier| tier.objects.to_string()),
+        ("hits", |tier| tier.hits.to_string()),
+        ("evictions", |tier| tier.evictions.to_string()),
+        ("demotions", |tier| tier.demotions.to_string()),
+        ("demoted", |tier| size(tier.demoted_bytes)),
+        ("failed demotions", |tier| tier.failed_demotions.to_string()),
+        ("promotions", |tier| tier.promotions.to_string()),
+        ("write amplification", |tier| format!("{:.2}", tier.write_amplification)),
+        ("scrubbed", |tier| size(tier.scrubbed_bytes)),
+        ("corruptions", |tier| tier.corruptions.to_string()),
+        ("errors", |tier| tier.errors.to_string()),
+        ("last error", |tier| tier.last_error.clone().unwrap_or_else(|| "none".into())),
+    ];
+    let header: Vec<&str> = std::iter::once("").chain(report.tiers.iter().map(|tier| tier.tier.as_str())).collect();
+    let mut table = Table::new(&header);
+    for (name, cell) in ROWS {
+        table.cells(std::iter::once(name.to_owned()).chain(report.tiers.iter().map(cell)).collect());
+    }
+    format!("{}reads that found nothing: {}\n", table.render(), report.misses)
+}
+
+fn recovery_table(report: &RecoveryReport) -> String {
+    let mut table = Table::new(&["phase", "state", "found", "adopted", "dropped", "size", "time"]);
+    for phase in &report.phases {
+        table.row([
+            phase.phase.clone(),
+            phase.state.clone(),
+            phase.total.to_string(),
+            phase.adopted.to_string(),
+            phase.dropped.to_string(),
+            size(phase.bytes),
+            format!("{:.3} s", phase.elapsed_ms as f64 / 1000.0),
+        ]);
+    }
+    let end = if report.finished { "finished" } else { "still running; the node serves what it has" };
+    format!("{}recovery: {end}\n", table.render())
+}
+
+fn object_table(report: &ObjectReport) -> String {
+    let mut head = Table::default();
+    let key = report.key.clone().or_else(|| report.key_base64.clone().map(|key| format!("base64 {key}")));
+    head.row(["key".into(), key.unwrap_or_default()]);
+    head.row(["size".into(), format!("{} ({} bytes)", size(report.length), report.length)]);
+    head.row(["type".into(), report.data_type.clone()]);
+    head.row(["group".into(), if report.group.is_empty() { "none".into() } else { report.group.clone() }]);
+    head.row(["pins".into(), report.pins.to_string()]);
+    head.row(["lease".into(), format!("{:.1} s", f64::from(report.lease_ms) / 1000.0)]);
+    head.row(["version".into(), report.version.clone()]);
+    for replica in &report.replicas {
+        head.row(["copy on".into(), format!("{} ({})", replica.node, replica.node_state)]);
+    }
+    let mut slices = Table::new(&["slice", "tier", "place on this node"]);
+    for slice in &report.slices {
+        slices.row([slice.slice.to_string(), slice.tier.clone(), slice.place.clone()]);
+    }
+    format!("{}\n{}", head.render(), slices.render())
+}

@@ -1,0 +1,68 @@
+//! Which server a command talks to, and as whom.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use tidepool_client::{Client, ClientSettings};
+
+use super::admin_http::AdminClient;
+use super::failure::Failure;
+
+/// Arguments of every command that talks to a server.
+#[derive(Debug, Args)]
+pub(super) struct ConnectionArguments {
+    /// gRPC of the node: host:port or unix:/path
+    #[arg(long, global = true, env = "TIDEPOOL_ENDPOINT", default_value = "127.0.0.1:7420", value_name = "ADDRESS")]
+    endpoint: String,
+    /// Admin HTTP of the node: host:port
+    #[arg(long, global = true, env = "TIDEPOOL_ADMIN", default_value = "127.0.0.1:7422", value_name = "ADDRESS")]
+    admin: String,
+    /// File with the token (the cluster's secret)
+    #[arg(long, global = true, env = "TIDEPOOL_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Whose objects are meant
+    #[arg(long, global = true, env = "TIDEPOOL_TENANT", default_value = "", hide_default_value = true)]
+    tenant: String,
+    /// Seconds that a call may take
+    #[arg(long, global = true, default_value_t = 30.0, value_name = "SECONDS")]
+    timeout: f64,
+}
+
+impl ConnectionArguments {
+    fn token(&self) -> Result<Option<String>, Failure> {
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path)
+                .map(|token| token.trim().to_owned())
+                .map_err(|error| Failure::usage(format!("read token file {}: {error}", path.display())))
+        };
+        self.token_file.as_ref().map(read).transpose()
+    }
+
+    fn deadline(&self) -> Result<Duration, Failure> {
+        Duration::try_from_secs_f64(self.timeout)
+            .ok()
+            .filter(|deadline| !deadline.is_zero())
+            .ok_or_else(|| Failure::usage(format!("--timeout {}: give more than 0 seconds", self.timeout)))
+    }
+
+    /// A client with `connections` connections.
+    pub(super) fn client(&self, connections: usize) -> Result<Client, Failure> {
+        let settings = ClientSettings { deadline: self.deadline()?, connections, ..ClientSettings::default() };
+        let builder = Client::builder().endpoint(&self.endpoint).tenant(&self.tenant).settings(settings);
+        let builder = match self.token()? {
+            Some(token) => builder.token(token),
+            None => builder,
+        };
+        Ok(builder.build()?)
+    }
+
+    /// A client of admin HTTP.
+    pub(super) fn admin(&self) -> Result<AdminClient, Failure> {
+        Ok(AdminClient::new(self.admin.clone(), self.token()?, self.deadline()?))
+    }
+
+    pub(super) fn tenant(&self) -> &str {
+        &self.tenant
+    }
+}
