@@ -1,1 +1,5 @@
-//! Whole systems under load and faults: replay, drills, benchmarks.
+//! Whole systems under load and faults: benchmarks beside the machine's own limits, and node processes to start, stop
+//! and kill.
+
+pub mod bench;
+pub mod node_process;

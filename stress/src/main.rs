@@ -1,3 +1,97 @@
-//! Entry point.
+//! `tidepool-stress`: runs benchmarks and prints each figure beside its limit, measured in the same run.
 
-fn main() {}
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tidepool_stress::bench::{self, BENCHES, BenchOptions};
+
+#[derive(Parser)]
+#[command(name = "tidepool-stress", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run benchmarks; exit code 1 if a target is missed
+    Bench {
+        /// Which; none: all
+        names: Vec<String>,
+        /// Only say which there are
+        #[arg(long)]
+        list: bool,
+        /// Fewer and shorter pairs: shows that it works, proves nothing
+        #[arg(long)]
+        quick: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Folder for files; default: a temporary one
+        #[arg(long)]
+        folder: Option<PathBuf>,
+        /// The `tidepool` binary; default: beside this one
+        #[arg(long)]
+        tidepool: Option<PathBuf>,
+        /// Folder with the recorded traces
+        #[arg(long, default_value = "data")]
+        data: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            // If standard error is gone, there is nobody to tell.
+            let _unheard = writeln!(std::io::stderr(), "tidepool-stress: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<ExitCode, bench::Error> {
+    let Command::Bench { names, list, quick, json, folder, tidepool, data } = arguments.command;
+    let mut out = std::io::stdout().lock();
+    if list {
+        for bench in BENCHES {
+            writeln!(out, "{:<12} {}", bench.name, bench.about)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(unknown) = names.iter().find(|name| BENCHES.iter().all(|bench| bench.name != **name)) {
+        return Err(format!("there is no bench {unknown:?}; --list shows which there are").into());
+    }
+    let scratch = tempfile::tempdir()?;
+    let folder = folder.unwrap_or_else(|| scratch.path().to_owned());
+    std::fs::create_dir_all(&folder)?;
+    let tidepool = match tidepool {
+        Some(tidepool) => tidepool,
+        None => std::env::current_exe()?.with_file_name("tidepool"),
+    };
+    let options = BenchOptions { quick, folder, tidepool, data };
+    let mut figures = Vec::new();
+    for bench in BENCHES.iter().filter(|bench| names.is_empty() || names.iter().any(|name| name == bench.name)) {
+        if !json {
+            writeln!(out, "{}: {}", bench.name, bench.about)?;
+        }
+        let found = (bench.run)(&options).unwrap_or_else(|error| vec![bench::Figure::failed(bench.name, &*error)]);
+        if !json {
+            for figure in &found {
+                writeln!(out, "{figure}")?;
+            }
+            out.flush()?;
+        }
+        figures.extend(found);
+    }
+    if json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&figures)?)?;
+    }
+    let missed = figures.iter().filter(|figure| figure.is_met() == Some(false)).count();
+    if !json {
+        writeln!(out, "{} figures, {missed} missed", figures.len())?;
+    }
+    Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}

@@ -1,0 +1,64 @@
+//! Benchmarks: each figure beside the limit measured in the same run, with the target and whether it is met.
+
+mod figure;
+mod grpc;
+mod load;
+mod memory;
+pub mod pairs;
+mod perf;
+mod recovery;
+mod scaling;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use figure::{Bound, Figure, Value};
+pub use pairs::{Pair, PairSummary, Sample};
+
+/// What went wrong in a bench: it ends, its name is told, the others run.
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a bench may use.
+#[derive(Clone, Debug)]
+pub struct BenchOptions {
+    /// Fewer and shorter pairs.
+    pub quick: bool,
+    /// For files.
+    pub folder: PathBuf,
+    /// The node's binary.
+    pub tidepool: PathBuf,
+    /// Folder with the recorded traces.
+    pub data: PathBuf,
+}
+
+impl BenchOptions {
+    /// How many pairs to measure.
+    #[must_use]
+    pub fn pairs(&self) -> usize {
+        if self.quick { 3 } else { 11 }
+    }
+
+    /// How long one side of a pair runs.
+    #[must_use]
+    pub fn side(&self) -> Duration {
+        if self.quick { Duration::from_millis(200) } else { Duration::from_secs(1) }
+    }
+}
+
+/// One benchmark.
+pub struct Bench {
+    /// What it is asked for by.
+    pub name: &'static str,
+    /// What it measures.
+    pub about: &'static str,
+    /// Runs it.
+    pub run: fn(&BenchOptions) -> Result<Vec<Figure>, Error>,
+}
+
+/// All benchmarks, in the order in which they run.
+pub const BENCHES: &[Bench] = &[
+    Bench { name: "grpc", about: "streaming put and get beside a raw blocking socket", run: grpc::run },
+    Bench { name: "scaling", about: "cost of put, get and eviction from 10^4 to 10^6 objects", run: scaling::run },
+    Bench { name: "memory", about: "resident memory beside its budget", run: memory::run },
+    Bench { name: "recovery", about: "how soon a restarted node serves and knows what it has", run: recovery::run },
+];

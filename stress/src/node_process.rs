@@ -1,0 +1,242 @@
+//! A node as a process of its own: started with ports of its own choosing, stopped, killed, started again.
+//!
+//! The process is killed when this is dropped, so that a failing test leaves nothing behind. Its data folder stays
+//! until the folder's owner removes it, so that a new process can be started over it.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tidepool_client::Client;
+
+/// How long a node may take until it serves, and until it has ended after SIGTERM.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a node is started with.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// The `tidepool` binary.
+    pub program: PathBuf,
+    /// The data folder.
+    pub data: PathBuf,
+    /// Bytes of DRAM.
+    pub dram_bytes: u64,
+    /// Bytes of NVMe; 0: none.
+    pub nvme_bytes: u64,
+    /// Further settings, as `section.field=value`.
+    pub settings: Vec<String>,
+}
+
+/// A running node.
+#[derive(Debug)]
+pub struct NodeProcess {
+    child: Child,
+    options: NodeOptions,
+    /// gRPC.
+    pub grpc: SocketAddr,
+    /// Admin HTTP.
+    pub admin: SocketAddr,
+    /// When the process was started.
+    pub started: Instant,
+}
+
+/// Why a node could not be started, asked or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The program can't be run.
+    #[error("run {program}")]
+    Spawn {
+        /// The program.
+        program: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It ended, or said nothing for too long.
+    #[error("the node printed no addresses within {PATIENCE:?}; it said: {said}")]
+    NoAddresses {
+        /// What it printed on standard output.
+        said: String,
+    },
+    /// It has not ended.
+    #[error("the node still runs {PATIENCE:?} after SIGTERM")]
+    StillRunning,
+    /// The system said no.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+#[derive(serde::Deserialize)]
+struct Addresses {
+    grpc: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl NodeProcess {
+    /// Starts a node and waits until it has printed its addresses. Its log goes to `node.log` in the data folder.
+    ///
+    /// # Errors
+    /// [`NodeError::Spawn`], [`NodeError::NoAddresses`], [`NodeError::Io`].
+    pub fn start(options: NodeOptions) -> Result<Self, NodeError> {
+        std::fs::create_dir_all(&options.data)?;
+        let log = std::fs::File::options().create(true).append(true).open(options.data.join("node.log"))?;
+        let mut command = Command::new(&options.program);
+        command.args(["serve", "--json", "--set", "grpc.listen=127.0.0.1:0", "--set", "admin.listen=127.0.0.1:0"]);
+        command.arg("--data").arg(&options.data);
+        command.args(["--dram", &options.dram_bytes.to_string(), "--nvme", &options.nvme_bytes.to_string()]);
+        for setting in &options.settings {
+            command.args(["--set", setting]);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        let started = Instant::now();
+        let child = command.spawn().map_err(|source| NodeError::Spawn { program: options.program.clone(), source })?;
+        // From here on, dropping ends the process.
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut node = Self { child, options, grpc: nowhere, admin: nowhere, started };
+        let line = node.first_line()?;
+        let addresses: Addresses =
+            serde_json::from_str(&line).map_err(|_| NodeError::NoAddresses { said: line.trim().to_owned() })?;
+        (node.grpc, node.admin) = (addresses.grpc, addresses.admin);
+        Ok(node)
+    }
+
+    /// The first line of standard output; the rest is read and dropped, so that the node never waits on a full pipe.
+    fn first_line(&mut self) -> Result<String, NodeError> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let output = self.child.stdout.take().ok_or_else(|| NodeError::NoAddresses { said: String::new() })?;
+        std::thread::spawn(move || {
+            let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+            // The receiver may have lost its patience.
+            let _gone = sender.send(lines.next().unwrap_or_default());
+            lines.for_each(drop);
+        });
+        receiver.recv_timeout(PATIENCE).map_err(|_| NodeError::NoAddresses { said: String::new() })
+    }
+
+    /// The process's id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it was started with.
+    #[must_use]
+    pub fn options(&self) -> &NodeOptions {
+        &self.options
+    }
+
+    /// A client of it with `connections` connections. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The client's.
+    pub fn client(&self, connections: usize) -> Result<Client, tidepool_client::Error> {
+        Client::builder().endpoint(self.grpc.to_string()).connections(connections).build()
+    }
+
+    /// `GET path` of admin HTTP, as JSON.
+    ///
+    /// # Errors
+    /// The connection's; an answer that is no JSON.
+    pub fn admin(&self, path: &str) -> std::io::Result<serde_json::Value> {
+        use std::io::{Read as _, Write as _};
+        let mut stream = std::net::TcpStream::connect(self.admin)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        Ok(serde_json::from_str(body)?)
+    }
+
+    /// A field of one tier in `admin tiers`.
+    ///
+    /// # Errors
+    /// As [`NodeProcess::admin`]; a tier or field that is not there.
+    pub fn tier(&self, tier: &str, field: &str) -> std::io::Result<u64> {
+        let report = self.admin("/v1/tiers")?;
+        let tiers = report["tiers"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let row = tiers.iter().find(|row| row["tier"] == tier);
+        let value = row.and_then(|row| row[field].as_u64());
+        value.ok_or_else(|| std::io::Error::other(format!("admin tiers has no {field} of {tier}")))
+    }
+
+    /// Resident memory in bytes, without pages of files: those of the DRAM segment are counted apart.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn resident_bytes(&self) -> std::io::Result<ResidentBytes> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+            number.map_or(0, |kibibytes| kibibytes << 10)
+        };
+        Ok(ResidentBytes { own: field("RssAnon"), shared: field("RssShmem"), file: field("RssFile") })
+    }
+
+    /// Ends the process at once, as `kill -9` does.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn kill(&mut self) -> Result<(), NodeError> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Asks the process to end (SIGTERM), and waits until it has.
+    ///
+    /// # Errors
+    /// [`NodeError::StillRunning`]; the system's.
+    pub fn stop(&mut self) -> Result<ExitStatus, NodeError> {
+        if let Some(id) = i32::try_from(self.id()).ok().and_then(Pid::from_raw) {
+            kill_process(id, Signal::TERM).map_err(std::io::Error::from)?;
+        }
+        let asked = Instant::now();
+        while asked.elapsed() < PATIENCE {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Err(NodeError::StillRunning)
+    }
+
+    /// Starts a new process over the same data folder. The old one must have ended.
+    ///
+    /// # Errors
+    /// As [`NodeProcess::start`].
+    pub fn restart(mut self) -> Result<Self, NodeError> {
+        self.kill()?;
+        Self::start(self.options.clone())
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// Resident memory by kind, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResidentBytes {
+    /// The process's own.
+    pub own: u64,
+    /// Of shared memory: the DRAM tier.
+    pub shared: u64,
+    /// Of files: the program itself.
+    pub file: u64,
+}
+
+/// The `tidepool` binary beside the running program or test.
+#[must_use]
+pub fn program_beside(this: &Path) -> Option<PathBuf> {
+    this.ancestors().map(|folder| folder.join("tidepool")).find(|program| program.is_file())
+}
