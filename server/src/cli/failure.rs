@@ -32,9 +32,14 @@ impl Failure {
         Self { code: FAILED, reason: reason.into(), message: message.into() }
     }
 
+    /// The answer is no.
+    pub(super) fn no(reason: &str, message: impl Into<String>) -> Self {
+        Self { code: NO, reason: reason.into(), message: message.into() }
+    }
+
     /// There is no such object.
     pub(super) fn missing(key: &tidepool_metadata::ObjectKey) -> Self {
-        Self { code: NO, reason: "NOT_FOUND".into(), message: format!("there is no object {key}") }
+        Self::no("NOT_FOUND", format!("there is no object {key}"))
     }
 
     /// Says it on standard error.

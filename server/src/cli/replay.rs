@@ -129,13 +129,13 @@ fn render(answer: &Answer, block_bytes: usize) -> String {
     ratios.row(["prefixes, this node".into(), ratio(answer.prefix_hit_ratio)]);
     text += &ratios.render();
 
-    let mut tiers = Table::new(&["\nserved from", "blocks"]);
+    let mut tiers = Table::new(&["served from", "blocks"]);
     tiers.row(["DRAM".into(), report.hits_dram.to_string()]);
     tiers.row(["NVMe".into(), report.hits_nvme.to_string()]);
     tiers.row(["nowhere: put".into(), report.puts.to_string()]);
-    text += &tiers.render();
+    text += &format!("\n{}", tiers.render());
 
-    let mut latencies = Table::new(&["\nlatency", "count", "p50", "p99", "p999"]);
+    let mut latencies = Table::new(&["latency", "count", "p50", "p99", "p999"]);
     let us = |microseconds: f64| format!("{microseconds:.0} us");
     let mut latency = |name: &str, of: &Percentiles| {
         latencies.row([name.to_owned(), of.count.to_string(), us(of.p50_us), us(of.p99_us), us(of.p999_us)]);
@@ -143,7 +143,7 @@ fn render(answer: &Answer, block_bytes: usize) -> String {
     latency("get, found", &report.hit_latency);
     latency("get, missing", &report.miss_latency);
     latency("put", &report.put_latency);
-    text += &latencies.render();
+    text += &format!("\n{}", latencies.render());
 
     let (read, put) = (size(report.read_bytes), size(report.put_bytes));
     text += &format!("\n{read} read and verified, {put} put, together {}\n", rate(answer.bytes_per_second));

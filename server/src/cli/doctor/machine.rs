@@ -78,7 +78,7 @@ fn memory(config: &Config) -> Finding {
 
 fn shared_memory(config: &Config) -> Finding {
     const WHAT: &str = "dram.folder";
-    let folder = &config.dram.folder;
+    let folder = config.dram.folder.as_deref().unwrap_or(Path::new("/dev/shm"));
     let Ok(space) = rustix::fs::statvfs(folder) else {
         let found = format!("{} can't be looked at", folder.display());
         return Finding::new(
