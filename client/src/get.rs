@@ -28,7 +28,7 @@ impl Client {
     /// # Errors
     /// As [`Client::get`]; `BAD_RANGE` if the range reaches past the end.
     pub async fn get_range(&self, key: impl AsRef<[u8]>, offset: u64, length: u64) -> Result<Option<Object>, Error> {
-        self.get_with(key, GetOptions { offset, length: Some(length), fresh: false }).await
+        self.get_with(key, GetOptions { offset, length: Some(length), ..GetOptions::default() }).await
     }
 
     /// What `options` say of the object, or `None` if there is no such object.
@@ -67,7 +67,7 @@ impl Client {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<Option<ObjectInfo>, Error> {
-        let options = GetOptions { offset, length: Some(buffer.len() as u64), fresh: false };
+        let options = GetOptions { offset, length: Some(buffer.len() as u64), ..GetOptions::default() };
         self.read_into(key_bytes(key)?, options, buffer).await
     }
 
@@ -84,8 +84,8 @@ impl Client {
     }
 
     fn get_message(&self, key: Bytes, options: GetOptions) -> proto::GetRequest {
-        let GetOptions { offset, length, fresh } = options;
-        let (tenant, seen_index, version) = (self.tenant(), self.seen_index(), String::new());
+        let GetOptions { offset, length, fresh, version } = options;
+        let (tenant, seen_index) = (self.tenant(), self.seen_index());
         proto::GetRequest { tenant, key, offset, length, fresh, seen_index, version }
     }
 

@@ -67,7 +67,7 @@ pub struct PutDone {
 
 /// Which bytes of an object a get means, and how new they must be. The default is all of them, as new as this client
 /// knows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GetOptions {
     /// First byte.
     pub offset: u64,
@@ -75,6 +75,9 @@ pub struct GetOptions {
     pub length: Option<u64>,
     /// Ask the leader: linearizable.
     pub fresh: bool,
+    /// Exactly this version, as [`ObjectInfo::version`] named it, without asking the catalog: what a node serves
+    /// while it recovers. Empty: the current one.
+    pub version: String,
 }
 
 /// The tier that served a read.

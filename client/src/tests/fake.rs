@@ -138,7 +138,8 @@ impl Store for Fake {
         self.enter("get_stream", &request).await?;
         let message = request.into_inner();
         let mut state = self.state();
-        let Some(whole) = state.objects.get(&message.key).cloned() else {
+        let is_current = matches!(message.version.as_str(), "" | "1.1.1");
+        let Some(whole) = state.objects.get(&message.key).filter(|_| is_current).cloned() else {
             return Err(status(Code::NotFound, "NOT_FOUND", 0));
         };
         let is_range = message.offset > 0 || message.length.is_some();
@@ -160,6 +161,7 @@ impl Store for Fake {
             length: whole.len() as u64,
             checksum: (!is_range).then_some(checksum),
             tier: "nvme".into(),
+            version: "1.1.1".into(),
             ..proto::ObjectDescription::default()
         };
         let chunks = sent.chunks(1 << 20).map(|chunk| get_chunk::Part::Data(chunk.to_vec().into()));

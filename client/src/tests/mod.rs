@@ -57,6 +57,16 @@ async fn ranges_are_verified_and_bounded() {
 }
 
 #[tokio::test]
+async fn a_version_is_served_as_named_or_not_at_all() {
+    let (_fake, client) = connected().await;
+    client.put("k", bytes(10), &PutOptions::default()).await.expect("stored");
+    let object = client.get("k").await.expect("no error").expect("is there");
+    let named = |version: &str| GetOptions { version: version.to_owned(), ..GetOptions::default() };
+    assert!(client.get_with("k", named(&object.info.version)).await.expect("no error").is_some());
+    assert!(client.get_with("k", named("1.1.2")).await.expect("no error").is_none());
+}
+
+#[tokio::test]
 async fn a_missing_object_is_an_outcome() {
     let (_fake, client) = connected().await;
     assert_eq!(client.get("none").await.expect("no error"), None);

@@ -69,6 +69,9 @@ pub(super) struct GetArguments {
     /// Ask the leader
     #[arg(long)]
     fresh: bool,
+    /// Exactly this version, without asking the catalog
+    #[arg(long, default_value = "", hide_default_value = true)]
+    object_version: String,
 }
 
 fn file_failure(action: &str, path: &Path, error: &std::io::Error) -> Failure {
@@ -152,7 +155,12 @@ pub(super) async fn get(
     output: &Output,
 ) -> Result<ExitCode, Failure> {
     let KeyArgument(key) = &arguments.key;
-    let options = GetOptions { offset: arguments.offset, length: arguments.length, fresh: arguments.fresh };
+    let options = GetOptions {
+        offset: arguments.offset,
+        length: arguments.length,
+        fresh: arguments.fresh,
+        version: arguments.object_version.clone(),
+    };
     let client = connection.client(1)?;
     let mut stream = client.get_stream(key, options).await?.ok_or_else(|| Failure::missing(key))?;
     let Some(path) = &arguments.output else { return to_standard_output(&mut stream, output).await };
