@@ -4,6 +4,7 @@ mod figure;
 mod grpc;
 mod load;
 mod memory;
+mod nvme;
 pub mod pairs;
 mod perf;
 mod recovery;
@@ -58,6 +59,7 @@ pub struct Bench {
 /// All benchmarks, in the order in which they run.
 pub const BENCHES: &[Bench] = &[
     Bench { name: "grpc", about: "streaming put and get beside a raw blocking socket", run: grpc::run },
+    Bench { name: "nvme", about: "demotion, cold reads and scan of the NVMe tier beside fio", run: nvme::run },
     Bench { name: "scaling", about: "cost of put, get and eviction from 10^4 to 10^6 objects", run: scaling::run },
     Bench { name: "memory", about: "resident memory beside its budget", run: memory::run },
     Bench { name: "recovery", about: "how soon a restarted node serves and knows what it has", run: recovery::run },

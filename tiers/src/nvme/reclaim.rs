@@ -27,6 +27,9 @@ use crate::io::{Block, Completion, IoMemory, IoRequest, Operation};
 /// Records that the owner judges at once.
 const DECIDE_BATCH: usize = 512;
 
+/// Empty regions that are freed with one sync.
+const FREE_BATCH: usize = 32;
+
 /// What becomes of a record whose region is reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -89,6 +92,10 @@ async fn make_room(core: &Arc<Core>, owner: &Weak<dyn RecordOwner>) {
     if core.regions.free_count() >= core.reclaim_from {
         return;
     }
+    if let Err(error) = free_empty_regions(core).await {
+        tracing::warn!(error = %super::chain(&error), "empty regions couldn't be reclaimed");
+        return;
+    }
     let mut unproductive = 0;
     while core.regions.free_count() < core.reclaim_to && core.check().is_ok() {
         let (Some(owner), Some(victim)) = (owner.upgrade(), core.regions.victim()) else { return };
@@ -104,6 +111,23 @@ async fn make_room(core: &Arc<Core>, owner: &Weak<dyn RecordOwner>) {
             return;
         }
     }
+}
+
+/// Frees regions in which nothing is alive and which carry no tombstones: many headers, one sync.
+async fn free_empty_regions(core: &Arc<Core>) -> Result<(), NvmeError> {
+    let mut answers = Vec::new();
+    for empty in core.regions.empty(FREE_BATCH).into_iter().filter(|empty| empty.trailer.tombstone_count == 0) {
+        core.regions.retire(empty.region);
+        core.regions.drain(empty.region).await;
+        let (reply, answer) = oneshot::channel();
+        core.inbox.push(Event::Free(empty.region, reply));
+        answers.push(answer);
+    }
+    for answer in answers {
+        answer.await.unwrap_or_else(|_| Err(core.check().err().unwrap_or_else(gone)))?;
+        core.stats.reclaimed_regions.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 pub(super) async fn reclaim_region(

@@ -348,6 +348,14 @@ impl Regions {
         sealed().min_by_key(|region| region.epoch.sequence)
     }
 
+    /// Sealed regions in which nothing is alive, up to `limit`.
+    pub(super) fn empty(&self, limit: usize) -> Vec<SealedRegion> {
+        let table = self.table.lock();
+        let is_empty =
+            |region: &SealedRegion| region.live_bytes == 0 && table.uses[region.region as usize].unsettled == 0;
+        (0..self.count()).filter_map(|region| table.sealed(region)).filter(is_empty).take(limit).collect()
+    }
+
     /// Ends the region's use: nothing in it is found from now on. Wait for [`Self::drain`] before writing to it.
     pub(super) fn retire(&self, region: u32) {
         let mut table = self.table.lock();
