@@ -1,5 +1,6 @@
 //! Benchmarks: each figure beside the limit measured in the same run, with the target and whether it is met.
 
+mod allocator;
 mod figure;
 mod grpc;
 mod load;
@@ -58,6 +59,7 @@ pub struct Bench {
 
 /// All benchmarks, in the order in which they run.
 pub const BENCHES: &[Bench] = &[
+    Bench { name: "allocator", about: "how full pools get and how long extents take", run: allocator::run },
     Bench { name: "grpc", about: "streaming put and get beside a raw blocking socket", run: grpc::run },
     Bench { name: "nvme", about: "demotion, cold reads and scan of the NVMe tier beside fio", run: nvme::run },
     Bench { name: "scaling", about: "cost of put, get and eviction from 10^4 to 10^6 objects", run: scaling::run },
