@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use tidepool_metadata::CHUNK_BYTES;
 use tidepool_metadata::directory::PAGE_BYTES;
-use tidepool_tiers::memory::allocator::{Allocator, Blocks};
+use tidepool_tiers::memory::{Allocator, Blocks};
 
 use super::{BenchOptions, Bound, Error, Figure};
 

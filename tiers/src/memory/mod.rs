@@ -1,3 +1,5 @@
 //! The DRAM tier.
 
-pub mod allocator;
+mod allocator;
+
+pub use allocator::{Allocator, Block, Blocks};
