@@ -95,6 +95,34 @@ async fn eio_on_read_is_an_error_of_that_record_and_many_in_a_row_fail_the_tier(
     assert!(matches!(tier.state(), TierState::Failed { .. }));
 }
 
+/// A region that can't be read costs its records, not the tier.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unreadable_region_does_not_stop_reclaim() {
+    let disk = FaultyDisk::new(FAULTY_BYTES as usize);
+    let tier = open_on(&disk).unwrap();
+    let owner = Arc::new(Owner::default());
+    spawn_reclaim(&tier, &owner);
+    let region = (64 << 10) + (256 << 10)..(64 << 10) + 2 * (256 << 10);
+    disk.add_fault(Fault { operation: Operation::Read, range: region, errno: libc::EIO, times: u32::MAX });
+    for number in 0..200 {
+        store_for(&owner, &tier, number, 60_000).await.unwrap();
+    }
+    assert_eq!(tier.state(), TierState::Serving);
+    assert!(tier.stats().reclaimed_regions > 20);
+}
+
+#[tokio::test]
+async fn calls_after_the_end_are_answered() {
+    let disk = FaultyDisk::new(FAULTY_BYTES as usize);
+    let tier = open_on(&disk).unwrap();
+    let slice = store(&tier, 1, 5000).await;
+    tier.close().await.unwrap();
+    assert!(tier.close().await.is_err());
+    assert!(try_store(&tier, 2, 1).await.is_err() && tier.sync().await.is_err());
+    assert_eq!(read(&tier, &slice).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    tier.release(slice.location);
+}
+
 #[tokio::test]
 async fn abandoned_reads_and_writes_leave_nothing_behind() {
     let disk = FaultyDisk::new(FAULTY_BYTES as usize);
@@ -311,6 +339,17 @@ async fn file_removed_under_a_running_node_fails_the_tier_and_attaching_again_wo
         assert_eq!(scan_all(&tier).await.len(), 0);
         store(&tier, 1, 1000).await;
     }
+}
+
+/// The very first write finds the file gone, and nothing else is going on that could wake anyone.
+#[tokio::test]
+async fn file_removed_before_the_first_write_is_answered_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = NvmeTier::open(config(folder.path()), NODE).unwrap();
+    fs::remove_file(folder.path().join("regions.dat")).unwrap();
+    let error = try_store(&tier, 1, 5000).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(matches!(tier.state(), TierState::Failed { .. }));
 }
 
 // ---- capacity ----

@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -79,6 +79,8 @@ pub(super) enum Event {
 #[derive(Default)]
 pub(super) struct Inbox {
     events: Mutex<VecDeque<Event>>,
+    /// The flusher has ended: whatever comes is dropped, and who waits for its answer hears that.
+    is_closed: AtomicBool,
     arrived: Condvar,
     /// At most one for each record on disk.
     tombstones: Mutex<Vec<Tombstone>>,
@@ -86,8 +88,23 @@ pub(super) struct Inbox {
 
 impl Inbox {
     pub(super) fn push(&self, event: Event) {
-        self.events.lock().push_back(event);
+        let mut events = self.events.lock();
+        if self.is_closed.load(Ordering::Relaxed) {
+            drop(events);
+            return drop(event);
+        }
+        events.push_back(event);
+        drop(events);
         self.arrived.notify_one();
+    }
+
+    fn close(&self) {
+        let mut events = self.events.lock();
+        self.is_closed.store(true, Ordering::Relaxed);
+        let left = std::mem::take(&mut *events);
+        // Not under the lock: what is dropped may push.
+        drop(events);
+        drop(left);
     }
 
     pub(super) fn bury(&self, tombstones: impl IntoIterator<Item = Tombstone>) {
@@ -217,20 +234,27 @@ impl Flusher {
             };
             let events = core.inbox.wait(timeout, has_news);
             events.into_iter().for_each(|event| self.take(event));
+            if !self.core.is_failed() {
+                self.step();
+            }
+            // A step may have found the failure: nobody waits for another event to hear of it.
             if self.core.is_failed() {
                 self.refuse_all();
-                continue;
             }
-            self.bury();
-            self.place_all();
-            self.take_syncs();
-            self.write_ready();
-            self.close_if_asked();
-            self.sync_if_due();
         }
         if let Some(reply) = self.closing.take() {
             drop(reply.send(self.core.check()));
         }
+        self.core.inbox.close();
+    }
+
+    fn step(&mut self) {
+        self.bury();
+        self.place_all();
+        self.take_syncs();
+        self.write_ready();
+        self.close_if_asked();
+        self.sync_if_due();
     }
 
     fn is_over(&self) -> bool {

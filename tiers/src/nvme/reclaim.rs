@@ -136,9 +136,14 @@ pub(super) async fn reclaim_region(
     victim: SealedRegion,
 ) -> Result<Reclaimed, NvmeError> {
     let mut reclaimed = Reclaimed::default();
-    let carried = carry_tombstones(core, &victim)?;
+    let carried = carry_tombstones(core, &victim);
     if victim.live_bytes > 0 {
-        let records = read_records(core, &victim).map_err(read_error)?;
+        // A region that can't be read is given up: its records are lost either way, and reclaim must go on.
+        let records = read_records(core, &victim).unwrap_or_else(|error| {
+            core.stats.read_errors.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(region = victim.region, %error, "a region can't be read and is given up");
+            Vec::new()
+        });
         let mut kept = Vec::new();
         for batch in records.chunks(DECIDE_BATCH) {
             let verdicts = owner.decide(batch.to_vec()).await;
@@ -163,17 +168,17 @@ pub(super) async fn reclaim_region(
 }
 
 /// Puts the tombstones that this region carries for others back in line; true if there are any.
-fn carry_tombstones(core: &Core, victim: &SealedRegion) -> Result<bool, NvmeError> {
-    let Some(mut tombstones) = read_tombstones(core, victim.region, &victim.trailer).map_err(read_error)? else {
-        // Damaged: what they kept dead may be announced again after a crash, and is then removed by the catalog.
+fn carry_tombstones(core: &Core, victim: &SealedRegion) -> bool {
+    let Ok(Some(mut tombstones)) = read_tombstones(core, victim.region, &victim.trailer) else {
+        // Damaged or unreadable: what they kept dead may be announced again after a crash, and is then removed by the catalog.
         core.stats.corrupt.fetch_add(1, Ordering::Relaxed);
-        return Ok(false);
+        return false;
     };
     tombstones
         .retain(|tombstone| tombstone.sequence != victim.epoch.sequence && core.regions.is_current(tombstone.sequence));
     let carried = !tombstones.is_empty();
     core.inbox.bury(tombstones);
-    Ok(carried)
+    carried
 }
 
 /// Writes the kept records again and tells the owner. Reads the region once, whole.
@@ -183,7 +188,14 @@ async fn move_records(
     victim: &SealedRegion,
     kept: Vec<(SliceHeader, Location)>,
 ) -> Result<(), NvmeError> {
-    let image = Arc::new(read_region(core, victim.region).await?);
+    let image = match read_region(core, victim.region).await {
+        Ok(image) => Arc::new(image),
+        Err(error) => {
+            tracing::error!(region = victim.region, error = %super::chain(&error), "kept records can't be read");
+            kept.iter().for_each(|(header, location)| owner.lost(header, *location));
+            return Ok(());
+        }
+    };
     let mut moves = Vec::with_capacity(kept.len());
     for (header, from) in kept {
         let Some(source) = RecordSource::new(&image, victim, from, &header) else {

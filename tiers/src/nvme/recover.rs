@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use parking_lot::Mutex;
 use tidepool_metadata::{ChunkChecksums, SliceHeader};
 use tokio::sync::mpsc as channel;
 
@@ -285,7 +284,6 @@ pub(super) fn scan(core: &Arc<Core>, graves: Graves) -> channel::Receiver<ScanBa
         graves,
         next: AtomicUsize::new(0),
         done: AtomicUsize::new(0),
-        failed: Mutex::new(None),
     });
     for _ in 0..threads {
         let (scan, sender) = (Arc::clone(&scan), sender.clone());
@@ -303,7 +301,6 @@ struct Scan {
     graves: Graves,
     next: AtomicUsize,
     done: AtomicUsize,
-    failed: Mutex<Option<io::Error>>,
 }
 
 impl Scan {
@@ -320,14 +317,13 @@ impl Scan {
             self.core.note_read(&records.as_ref().map(drop).map_err(|error| io::Error::from(error.kind())));
             let mut records = records.unwrap_or_else(|error| {
                 tracing::error!(region = sealed.region, %error, "a region of the nvme tier can't be read");
-                *self.failed.lock() = Some(error);
                 Vec::new()
             });
             if let Some(graves) = self.graves.get(&sealed.epoch.sequence) {
                 records.retain(|(_, location)| graves.binary_search(&location.offset).is_err());
             }
             let regions_done = self.done.fetch_add(1, Ordering::SeqCst) + 1;
-            if regions_done == self.regions.len() && self.failed.lock().is_none() {
+            if regions_done == self.regions.len() {
                 self.core.is_scanned.store(true, Ordering::SeqCst);
                 self.core.pressure.notify_one();
             }
