@@ -112,6 +112,28 @@ async fn unreadable_region_does_not_stop_reclaim() {
 }
 
 #[tokio::test]
+async fn region_whose_header_cannot_be_read_is_set_aside_and_a_broken_disk_is_refused() {
+    let disk = FaultyDisk::new(FAULTY_BYTES as usize);
+    let tier = open_on(&disk).unwrap();
+    let slices = store_many(&tier, 0..30, 30_000).await;
+    tier.close().await.unwrap();
+    drop(tier);
+    let header = (64 << 10)..(64 << 10) + 4096;
+    let broken = |range| Fault { operation: Operation::Read, range, errno: libc::EIO, times: u32::MAX };
+    disk.add_fault(broken(header));
+    let tier = open_on(&disk).unwrap();
+    let found = scan_all(&tier).await;
+    assert!(!found.is_empty() && found.len() < slices.len());
+    for slice in slices.iter().filter(|slice| found.contains_key(&slice.header.version.sequence)) {
+        assert_readable(&tier, slice).await;
+    }
+    store(&tier, 99, 5000).await;
+    drop(tier);
+    disk.add_fault(broken((64 << 10)..u64::MAX));
+    assert!(matches!(open_on(&disk).err(), Some(NvmeError::Io { .. })));
+}
+
+#[tokio::test]
 async fn calls_after_the_end_are_answered() {
     let disk = FaultyDisk::new(FAULTY_BYTES as usize);
     let tier = open_on(&disk).unwrap();

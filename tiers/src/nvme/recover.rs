@@ -28,6 +28,9 @@ const SCAN_BATCHES: usize = 4;
 /// More threads than this wait for the consumer, not for parsing.
 const SCAN_THREADS: usize = 4;
 
+/// If more than one in so many regions can't be read, the tier isn't opened.
+const BROKEN_SHARE: usize = 8;
+
 /// Dead records, by region sequence: their offsets.
 pub(super) type Graves = HashMap<u64, Vec<u32>>;
 
@@ -77,7 +80,7 @@ pub(super) fn recover(core: &Core) -> Result<(Recovered, Graves), NvmeError> {
     let (count, region_bytes) = (core.regions.count() as usize, core.regions.region_bytes());
     let mut headers = vec![None; count];
     let mut trailers = vec![None; count];
-    let mut failure = None;
+    let mut broken = vec![None; count];
     let pages = (0..2 * count).map(|index| {
         let start = core.offset_of((index / 2) as u32);
         (index, if index % 2 == 0 { start } else { start + region_bytes - PAGE_BYTES as u64 }, PAGE_BYTES)
@@ -85,15 +88,15 @@ pub(super) fn recover(core: &Core) -> Result<(Recovered, Graves), NvmeError> {
     read_many(&*core.engine, core.write_depth.max(16), pages, |index, page| match page {
         Ok(page) if index % 2 == 0 => headers[index / 2] = RegionHeader::decode(&page),
         Ok(page) => trailers[index / 2] = Trailer::decode(&page, region_bytes as usize),
-        Err(error) => failure = Some(error),
+        Err(error) => broken[index / 2] = Some(error.kind()),
     });
-    if let Some(source) = failure {
-        return Err(NvmeError::Io { action: "read the headers of the nvme tier", source });
-    }
+    quarantine(core, &broken)?;
     let mut recovered = Recovered::default();
     let (mut sealed, mut unsealed) = (Vec::new(), Vec::new());
     for (region, (header, trailer)) in (0_u32..).zip(headers.iter().zip(&trailers)) {
-        let Some(header) = header else { continue };
+        // Also of a trailer whose header is gone: a sequence is never used twice.
+        core.regions.reserve_sequence(trailer.map_or(0, |trailer: Trailer| trailer.epoch.sequence));
+        let Some(header) = header.filter(|_| broken[region as usize].is_none()) else { continue };
         core.regions.reserve_sequence(header.epoch.sequence);
         match trailer {
             _ if header.is_free => {}
@@ -123,10 +126,26 @@ pub(super) fn recover(core: &Core) -> Result<(Recovered, Graves), NvmeError> {
     if recovered.walked_regions > 0 {
         core.engine.sync().map_err(io_error("sync recovered regions"))?;
     }
+    tombstones.iter().for_each(|tombstone| core.regions.reserve_sequence(tombstone.sequence));
     let graves = bury(core, tombstones);
     recovered.tombstones = graves.values().map(|offsets| offsets.len() as u64).sum();
     recovered.regions = core.regions.sealed().len() as u32;
     Ok((recovered, graves))
+}
+
+/// Sets aside the regions whose header or trailer can't be read. If they are many, the disk is broken.
+fn quarantine(core: &Core, broken: &[Option<io::ErrorKind>]) -> Result<(), NvmeError> {
+    let count = broken.iter().flatten().count();
+    if count > broken.len() / BROKEN_SHARE {
+        let kind = broken.iter().flatten().next().copied().unwrap_or(io::ErrorKind::Other);
+        return Err(NvmeError::Io { action: "read the headers of the nvme tier", source: kind.into() });
+    }
+    for (region, _) in (0..).zip(broken).filter(|(_, error)| error.is_some()) {
+        core.stats.read_errors.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(region, "a region's header can't be read; the region is not used");
+        core.regions.quarantine(region);
+    }
+    Ok(())
 }
 
 /// Takes the dead records out of the usage; a tombstone that was copied by reclaim counts once.

@@ -204,6 +204,13 @@ impl Regions {
         table.next_sequence = table.next_sequence.max(sequence + 1);
     }
 
+    /// A region that can't be read: not used until the tier is opened again.
+    pub(super) fn quarantine(&self, region: u32) {
+        let mut table = self.table.lock();
+        table.free.retain(|&free| free != region);
+        table.uses[region as usize].state = State::Retired;
+    }
+
     /// A region that was found sealed: all its records count as alive until `bury` says otherwise.
     pub(super) fn adopt(&self, region: u32, trailer: Trailer) {
         let mut table = self.table.lock();
