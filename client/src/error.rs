@@ -132,8 +132,8 @@ impl Refusal {
         Self {
             code: status.code(),
             message: match words {
-                Some(words) => format!("{}: {words}", status.message()),
-                None => status.message().to_owned(),
+                Some(words) if words.to_string() != status.message() => format!("{}: {words}", status.message()),
+                _ => status.message().to_owned(),
             },
             // tonic's own clock, which may be ahead of ours, gives a cause too.
             is_transport: cause.is_some() && detail.reason.is_empty() && status.code() != Code::Cancelled,

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -32,13 +33,17 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
         let raw = RawSocket::start(size)?;
         let value = Bytes::from(Payload::of(size as u64).bytes(size));
         let side = options.side();
-        let put = |_, turn| put(client.clone(), value.clone(), turn);
+        let put = |_: Vec<u8>, turn| put(client.clone(), value.clone(), turn);
         let summary = pairs::measure(
             options.pairs(),
             || Sample::measure(&[node.id()], || runtime.block_on(in_flight(side, size, put))),
             || Sample::measure(&[], || raw.put(side)),
         )?;
         figures.push(Figure::pairs(format!("put stream of {name}"), summary, TARGET));
+        // However few puts there were: gets go round all objects.
+        for turn in 0..OBJECTS {
+            runtime.block_on(put(Vec::new(), turn))?;
+        }
         let get = |buffer, turn| get(client.clone(), buffer, turn, size);
         let summary = pairs::measure(
             options.pairs(),
@@ -89,6 +94,7 @@ async fn get(client: Client, mut buffer: Vec<u8>, turn: usize, size: usize) -> R
 /// A blocking socket and a thread behind it. Each request is one byte: `p` and a message follows, `g` and one comes.
 struct RawSocket {
     address: std::net::SocketAddr,
+    messages: Arc<Vec<Vec<u8>>>,
     size: usize,
 }
 
@@ -96,13 +102,15 @@ impl RawSocket {
     fn start(size: usize) -> Result<Self, Error> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
+        let messages: Arc<Vec<_>> = Arc::new((0..OBJECTS as u64).map(|id| Payload::of(id).bytes(size)).collect());
+        let sent = Arc::clone(&messages);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 // The other side closes when it has enough.
-                let _closed = serve(stream, size);
+                let _closed = serve(stream, &sent);
             }
         });
-        Ok(Self { address, size })
+        Ok(Self { address, messages, size })
     }
 
     fn connect(&self) -> std::io::Result<TcpStream> {
@@ -113,11 +121,10 @@ impl RawSocket {
 
     fn put(&self, side: Duration) -> Result<u64, Error> {
         let mut stream = self.connect()?;
-        let messages: Vec<Vec<u8>> = (0..OBJECTS as u64).map(|id| Payload::of(id).bytes(self.size)).collect();
         let (end, mut sent, mut answered) = (Instant::now() + side, 0, 0);
         while Instant::now() < end {
             stream.write_all(b"p")?;
-            stream.write_all(&messages[sent % OBJECTS])?;
+            stream.write_all(&self.messages[sent % OBJECTS])?;
             sent += 1;
             if sent - answered >= IN_FLIGHT {
                 stream.read_exact(&mut [0])?;
@@ -149,10 +156,9 @@ impl RawSocket {
     }
 }
 
-fn serve(mut stream: TcpStream, size: usize) -> std::io::Result<()> {
+fn serve(mut stream: TcpStream, messages: &[Vec<u8>]) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
-    let messages: Vec<Vec<u8>> = (0..OBJECTS as u64).map(|id| Payload::of(id).bytes(size)).collect();
-    let mut buffers = vec![vec![0; size]; IN_FLIGHT];
+    let mut buffers = vec![vec![0; messages[0].len()]; IN_FLIGHT];
     let mut kind = [0];
     for turn in 0.. {
         stream.read_exact(&mut kind)?;

@@ -1,13 +1,17 @@
 //! What benches of whole nodes share: a node to start, a runtime, and small objects by the hundred thousand.
 
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
-use tidepool_client::{Client, PutOptions, PutOutcome};
+use tidepool_client::{Client, ErrorKind, PutOptions, PutOutcome};
 
 use super::{BenchOptions, Error};
 use crate::node_process::NodeOptions;
 
 /// Objects in one call.
 pub(super) const BATCH: usize = 1000;
+/// How long one batch may wait for room.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Calls under way at a time.
 const IN_FLIGHT: usize = 4;
 
@@ -42,18 +46,30 @@ pub(super) async fn fill(client: &Client, numbers: std::ops::Range<u64>, length:
         {
             let (client, value) = (client.clone(), value.clone());
             let batch = start..(start + BATCH as u64).min(numbers.end);
-            calls.spawn(async move {
-                let items: Vec<_> = batch.map(|number| (key(number), value.clone())).collect();
-                client.put_batch(&items, &PutOptions::default()).await
-            });
+            calls.spawn(put_all(client, batch.map(|number| (key(number), value.clone())).collect()));
         }
         let Some(done) = calls.join_next().await else { return Ok(()) };
-        for outcome in done?? {
-            if outcome? != PutOutcome::Stored {
-                return Err("an object that is new exists already".into());
+        done??;
+    }
+}
+
+/// Puts all of `items`; those refused because eviction has not made room yet are put again.
+async fn put_all(client: Client, mut items: Vec<(String, Bytes)>) -> Result<(), Error> {
+    let end = Instant::now() + PATIENCE;
+    while !items.is_empty() {
+        let outcomes = client.put_batch(&items, &PutOptions::default()).await?;
+        let mut refused = Vec::new();
+        for (item, outcome) in items.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(PutOutcome::Stored) => {}
+                Ok(PutOutcome::AlreadyExists) => return Err(format!("{} is new and exists already", item.0).into()),
+                Err(error) if error.kind() == ErrorKind::Exhausted && Instant::now() < end => refused.push(item),
+                Err(error) => return Err(error.into()),
             }
         }
+        items = refused;
     }
+    Ok(())
 }
 
 /// Gets small objects by number, in batches; answers how many were found.

@@ -9,6 +9,7 @@ mod nvme;
 pub mod pairs;
 mod perf;
 mod recovery;
+mod replay;
 mod scaling;
 
 use std::path::PathBuf;
@@ -62,6 +63,7 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "allocator", about: "how full pools get and how long extents take", run: allocator::run },
     Bench { name: "grpc", about: "streaming put and get beside a raw blocking socket", run: grpc::run },
     Bench { name: "nvme", about: "demotion, cold reads and scan of the NVMe tier beside fio", run: nvme::run },
+    Bench { name: "replay", about: "the conversation trace through a node, beside its simulation", run: replay::run },
     Bench { name: "scaling", about: "cost of put, get and eviction from 10^4 to 10^6 objects", run: scaling::run },
     Bench { name: "memory", about: "resident memory beside its budget", run: memory::run },
     Bench { name: "recovery", about: "how soon a restarted node serves and knows what it has", run: recovery::run },
