@@ -7,6 +7,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tidepool_stress::bench::{self, BENCHES, BenchOptions};
 
+/// A tmpfs: where the DRAM tiers of nodes under test lie.
+const SEGMENTS: &str = "/dev/shm";
+
 #[derive(Parser)]
 #[command(name = "tidepool-stress", version, about)]
 struct Arguments {
@@ -71,12 +74,20 @@ fn run(arguments: Arguments) -> Result<ExitCode, bench::Error> {
         Some(tidepool) => tidepool,
         None => std::env::current_exe()?.with_file_name("tidepool"),
     };
-    let options = BenchOptions { quick, folder, tidepool, data };
     let mut figures = Vec::new();
     for bench in BENCHES.iter().filter(|bench| names.is_empty() || names.iter().any(|name| name == bench.name)) {
         if !json {
             writeln!(out, "{}: {}", bench.name, bench.about)?;
         }
+        // Segments outlive their nodes; without a folder of their own they would fill memory from bench to bench.
+        let segments = tempfile::tempdir_in(SEGMENTS)?;
+        let options = BenchOptions {
+            quick,
+            folder: folder.clone(),
+            segments: segments.path().to_owned(),
+            tidepool: tidepool.clone(),
+            data: data.clone(),
+        };
         let found = (bench.run)(&options).unwrap_or_else(|error| vec![bench::Figure::failed(bench.name, &*error)]);
         if !json {
             for figure in &found {

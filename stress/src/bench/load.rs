@@ -26,7 +26,11 @@ pub(super) fn node(options: &BenchOptions, name: &str, dram_bytes: u64, nvme_byt
         data: options.folder.join(name),
         dram_bytes,
         nvme_bytes,
-        settings: vec!["store.scrub_bytes_per_second=0".into(), "telemetry.log_filter=warn".into()],
+        settings: vec![
+            "store.scrub_bytes_per_second=0".into(),
+            "telemetry.log_filter=warn".into(),
+            format!("dram.folder={}", options.segments.display()),
+        ],
     }
 }
 

@@ -28,6 +28,8 @@ pub struct BenchOptions {
     pub quick: bool,
     /// For files.
     pub folder: PathBuf,
+    /// For the DRAM segments of nodes: on a tmpfs, removed after the bench.
+    pub segments: PathBuf,
     /// The node's binary.
     pub tidepool: PathBuf,
     /// Folder with the recorded traces.
