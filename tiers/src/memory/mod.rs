@@ -1,5 +1,24 @@
-//! The DRAM tier.
+//! The DRAM tier: slices in a named shared-memory segment that outlives the process.
+//!
+//! Ownership says it all: a [`SliceBuffer`] is exclusive and is filled; sealed it becomes an immutable `Arc<Slice>`,
+//! entered in the segment's directory (`docs/src/formats/directory.md`); when the last `Arc` is dropped the entry is
+//! retired, its generation goes up, and only then its pages can be taken again. So an `Arc<Slice>` is a hold.
+//!
+//! It knows nothing of eviction, objects or tiers.
+//!
+//! Invariants: `free + used + reserved == capacity`; pages belong to exactly one buffer or slice.
+//! On a crash the entries stay in the segment; [`MemoryTier::open`] gives back those that are whole.
 
 mod allocator;
+mod arena;
+mod buffer;
+mod error;
+mod segment;
+mod slice;
+mod tier;
 
 pub use allocator::{Allocator, Block, Blocks};
+pub use buffer::SliceBuffer;
+pub use error::{Corrupt, MemoryError, NoSpace};
+pub use slice::{RecoveredSlice, Slice};
+pub use tier::{MemoryConfig, MemoryTier, Usage};

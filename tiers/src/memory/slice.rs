@@ -1,0 +1,229 @@
+//! Sealed slices: immutable, verified when they are read.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use crc32fast::Hasher;
+use tidepool_metadata::directory::SlotId;
+use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, SliceHeader};
+
+use super::arena::Pages;
+use super::buffer::trailer_start;
+use super::error::Corrupt;
+use super::tier::MemoryTier;
+use crate::nvme::SliceSource;
+
+/// A sealed slice in DRAM. Whoever has an `Arc` of it holds its memory.
+#[derive(Debug)]
+pub struct Slice {
+    tier: Arc<MemoryTier>,
+    pages: Pages,
+    slot: SlotId,
+    length: usize,
+    checksum: u32,
+}
+
+impl Slice {
+    pub(super) fn new(tier: Arc<MemoryTier>, pages: Pages, slot: SlotId, length: usize, checksum: u32) -> Self {
+        Self { tier, pages, slot, length, checksum }
+    }
+
+    /// What the directory says of it.
+    #[must_use]
+    pub fn header(&self) -> SliceHeader {
+        self.tier.header(self.slot)
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "made from a u32")]
+    pub fn length(&self) -> u32 {
+        self.length as u32
+    }
+
+    /// Its CRC-32.
+    #[must_use]
+    pub fn checksum(&self) -> u32 {
+        self.checksum
+    }
+
+    /// The stored CRC-32 of each chunk.
+    #[must_use]
+    pub fn chunk_checksums(&self) -> ChunkChecksums {
+        let chunks = self.length.div_ceil(CHUNK_BYTES).max(1);
+        ChunkChecksums((0..chunks).map(|chunk| self.chunk_checksum(chunk)).collect())
+    }
+
+    fn chunk_checksum(&self, chunk: usize) -> u32 {
+        if self.length <= CHUNK_BYTES {
+            return self.checksum;
+        }
+        let at = trailer_start(self.length) + 4 * chunk;
+        let mut bytes = [0; 4];
+        // Four bytes at a multiple of four lie in one page.
+        self.pages.pieces(at..at + 4).for_each(|piece| bytes.copy_from_slice(piece));
+        u32::from_le_bytes(bytes)
+    }
+
+    /// Checks every chunk that `range` (bytes of the slice) touches.
+    ///
+    /// # Errors
+    /// [`Corrupt`] for the first that does not hold.
+    ///
+    /// # Panics
+    /// If the range leaves the slice.
+    pub fn verify(&self, range: Range<u32>) -> Result<(), Corrupt> {
+        let range = self.check(range);
+        self.chunks_of(&range).try_for_each(|chunk| {
+            let mut sum = Hasher::new();
+            self.pages.pieces(self.chunk_range(chunk)).for_each(|piece| sum.update(piece));
+            self.compare(chunk, sum)
+        })
+    }
+
+    /// Copies `range` to `target`, whose length it has, checking chunk by chunk while the bytes are in the cache.
+    ///
+    /// # Errors
+    /// [`Corrupt`]: `target` holds bytes that must not be used.
+    ///
+    /// # Panics
+    /// If the range leaves the slice, or the lengths differ.
+    pub fn copy_to(&self, range: Range<u32>, target: &mut [u8]) -> Result<(), Corrupt> {
+        let range = self.check(range);
+        assert!(range.len() == target.len(), "{} bytes are copied to {}", range.len(), target.len());
+        let mut rest = target;
+        for chunk in self.chunks_of(&range) {
+            let whole = self.chunk_range(chunk);
+            let wanted = whole.start.max(range.start)..whole.end.min(range.end);
+            let (now, later) = rest.split_at_mut(wanted.len());
+            rest = later;
+            let mut copied = 0;
+            for piece in self.pages.pieces(wanted.clone()) {
+                now[copied..copied + piece.len()].copy_from_slice(piece);
+                copied += piece.len();
+            }
+            let mut sum = Hasher::new();
+            // What was copied is checked where it went; what else the chunk has, where it lies.
+            self.pages.pieces(whole.start..wanted.start).for_each(|piece| sum.update(piece));
+            sum.update(now);
+            self.pages.pieces(wanted.end..whole.end).for_each(|piece| sum.update(piece));
+            self.compare(chunk, sum)?;
+        }
+        Ok(())
+    }
+
+    /// Views of `range` without a copy, not verified; each holds the slice while it lives.
+    ///
+    /// # Panics
+    /// If the range leaves the slice.
+    pub fn bytes(self: &Arc<Self>, range: Range<u32>) -> impl Iterator<Item = Bytes> + use<> {
+        let range = self.check(range);
+        let mut position = range.start;
+        let lengths: arrayvec::ArrayVec<usize, 8> = self.pages.pieces(range).map(<[u8]>::len).collect();
+        let slice = Arc::clone(self);
+        lengths.into_iter().map(move |length| {
+            let view = View { slice: Arc::clone(&slice), range: position..position + length };
+            position += length;
+            Bytes::from_owner(view)
+        })
+    }
+
+    /// Lets readers in other processes find it: its put was completed at `commit_index`.
+    pub fn complete(&self, commit_index: u64) {
+        self.tier.complete(self.slot, commit_index);
+    }
+
+    /// Where it lies, in words for people.
+    #[must_use]
+    pub fn place(&self) -> String {
+        let extents = self.pages.blocks().iter().map(|block| block.extent);
+        let extents: Vec<String> =
+            extents.map(|extent| format!("{}..{}", extent.page, extent.page + extent.pages)).collect();
+        format!("slot {}, pages {}", self.slot.0, if extents.is_empty() { "none".into() } else { extents.join(" ") })
+    }
+
+    fn check(&self, range: Range<u32>) -> Range<usize> {
+        let range = range.start as usize..range.end as usize;
+        assert!(range.start <= range.end && range.end <= self.length, "{range:?} leaves the slice of {}", self.length);
+        range
+    }
+
+    /// The chunks that `range` touches; none for no bytes.
+    fn chunks_of(&self, range: &Range<usize>) -> Range<usize> {
+        if range.is_empty() { 0..0 } else { range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES) }
+    }
+
+    fn chunk_range(&self, chunk: usize) -> Range<usize> {
+        chunk * CHUNK_BYTES..((chunk + 1) * CHUNK_BYTES).min(self.length)
+    }
+
+    fn compare(&self, chunk: usize, sum: Hasher) -> Result<(), Corrupt> {
+        let (expected, actual) = (self.chunk_checksum(chunk), sum.finalize());
+        let chunk = u32::try_from(chunk).unwrap_or(u32::MAX);
+        if expected == actual { Ok(()) } else { Err(Corrupt { chunk, expected, actual }) }
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        self.tier.retire(self.slot, self.pages.take_blocks());
+    }
+}
+
+impl SliceSource for Slice {
+    fn pieces(&self) -> Box<dyn Iterator<Item = &[u8]> + '_> {
+        Box::new(self.pages.pieces(0..self.length))
+    }
+}
+
+/// A part of a slice that lies together.
+struct View {
+    slice: Arc<Slice>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for View {
+    fn as_ref(&self) -> &[u8] {
+        self.slice.pages.pieces(self.range.clone()).next().unwrap_or_default()
+    }
+}
+
+/// A slice that was found in the segment at opening; not verified, and in no reader's way. Dropping it frees it.
+#[derive(Debug)]
+pub struct RecoveredSlice {
+    slice: Slice,
+    header: SliceHeader,
+}
+
+impl RecoveredSlice {
+    pub(super) fn new(slice: Slice, header: SliceHeader) -> Self {
+        Self { slice, header }
+    }
+
+    /// What its entry says, which its own checksum covers.
+    #[must_use]
+    pub fn header(&self) -> &SliceHeader {
+        &self.header
+    }
+
+    /// Reads all of it; lets readers find it again if its put was known to be complete.
+    ///
+    /// # Errors
+    /// [`Corrupt`]: it is gone.
+    pub fn verify(self) -> Result<Arc<Slice>, Corrupt> {
+        let Self { slice, header } = self;
+        slice.verify(0..slice.length())?;
+        let actual = slice.chunk_checksums().combined(slice.length);
+        if actual != slice.checksum {
+            return Err(Corrupt { chunk: 0, expected: slice.checksum, actual });
+        }
+        if slice.length == 0 && slice.checksum != 0 {
+            return Err(Corrupt { chunk: 0, expected: slice.checksum, actual: 0 });
+        }
+        if header.commit_index > 0 {
+            slice.complete(header.commit_index);
+        }
+        Ok(Arc::new(slice))
+    }
+}

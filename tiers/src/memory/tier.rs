@@ -1,0 +1,253 @@
+//! [`MemoryTier`]: opens the segment, hands out room, keeps the accounts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, flock};
+use tidepool_metadata::directory::{Extent, Extents, Layout, PAGE_BYTES, SlotId, Writer};
+use tidepool_metadata::{CHUNK_BYTES, Incarnation, NodeId, SliceHeader};
+
+use super::allocator::{Allocator, Blocks};
+use super::arena::{Arena, Pages};
+use super::buffer::{SliceBuffer, stored_bytes};
+use super::error::{MemoryError, NoSpace};
+use super::segment::{self, Segment};
+use super::slice::{RecoveredSlice, Slice};
+
+/// Pages that are populated between two looks at whether to stop: 64 MiB.
+const POPULATED_PAGES: u32 = 16 << 10;
+
+/// The slot of a slice that was sealed after the segment was closed.
+const NO_SLOT: SlotId = SlotId(u32::MAX);
+
+/// Settings of the DRAM tier.
+#[derive(Clone, Debug)]
+pub struct MemoryConfig {
+    /// Where the segment's file lies: a tmpfs or hugetlbfs. `None`: a hugetlbfs with enough room, else `/dev/shm`.
+    pub folder: Option<PathBuf>,
+    /// Name of the file.
+    pub name: String,
+    /// Bytes of data, rounded down to pages.
+    pub capacity_bytes: u64,
+    /// Keep the segment when the process ends. False: anonymous memory.
+    pub survive_restart: bool,
+    /// Whose segment it is.
+    pub node: NodeId,
+    /// This life of the node.
+    pub incarnation: Incarnation,
+}
+
+/// Accounts in bytes: `free + used + reserved == capacity`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// All.
+    pub capacity: u64,
+    /// Of sealed slices.
+    pub used: u64,
+    /// Of slices being filled.
+    pub reserved: u64,
+    /// Of nobody.
+    pub free: u64,
+}
+
+/// The DRAM tier of one node.
+#[derive(Debug)]
+pub struct MemoryTier {
+    arena: Arc<Arena>,
+    layout: Layout,
+    file: std::fs::File,
+    path: Option<PathBuf>,
+    state: Mutex<State>,
+    /// The segment belongs to the next life: nothing is written to its directory any more.
+    closed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    allocator: Allocator,
+    writer: Writer,
+    reserved_pages: u32,
+    backed_slots: u32,
+}
+
+impl MemoryTier {
+    /// Opens the segment, or makes it. What an earlier life left in it and is whole comes back, not yet verified.
+    ///
+    /// # Errors
+    /// See [`MemoryError`].
+    pub fn open(config: &MemoryConfig) -> Result<(Arc<Self>, Vec<RecoveredSlice>), MemoryError> {
+        let capacity = config.capacity_bytes;
+        let data_pages = u32::try_from(capacity / PAGE_BYTES as u64).ok().filter(|&pages| pages > 0);
+        let data_pages = data_pages.ok_or(MemoryError::Capacity { capacity })?;
+        let layout = Layout::new(config.node, data_pages, None);
+        let Segment { file, path, arena } = segment::open(config, &layout)?;
+        let damaged = |source| MemoryError::Layout { path: path.clone().unwrap_or_default(), source };
+        let (writer, found) = Writer::recover(arena.words(), config.incarnation).map_err(damaged)?;
+        let extents: Vec<Extent> = found.iter().flat_map(|(.., extents)| extents.as_slice()).copied().collect();
+        let (allocator, blocks) = Allocator::restore(data_pages, &extents).expect("recovered extents do not overlap");
+        let backed_slots = writer.slots_needed().max(segment::initially_backed(&layout));
+        let state = Mutex::new(State { allocator, writer, reserved_pages: 0, backed_slots });
+        let tier = Self { arena: Arc::new(arena), layout, file, path, state, closed: AtomicBool::new(false) };
+        let tier = Arc::new(tier);
+        let mut blocks = blocks.into_iter();
+        let recovered = found.into_iter().map(|(slot, header, extents)| {
+            let pages = blocks.by_ref().take(extents.as_slice().len()).collect();
+            let pages = Pages::of_new_blocks(&tier.arena, pages);
+            let slice = Slice::new(Arc::clone(&tier), pages, slot, header.slice_length as usize, header.checksum);
+            RecoveredSlice::new(slice, header)
+        });
+        let recovered = recovered.collect();
+        Ok((tier, recovered))
+    }
+
+    /// Takes room for a slice of `length` bytes, in 1 to 8 extents (none for length 0). O(1).
+    ///
+    /// # Errors
+    /// [`NoSpace`].
+    pub fn reserve(self: &Arc<Self>, length: u32) -> Result<SliceBuffer, NoSpace> {
+        let no_space = NoSpace { length };
+        let pages = u32::try_from(stored_bytes(length as usize).div_ceil(PAGE_BYTES)).map_err(|_| no_space)?;
+        let mut state = self.state.lock();
+        state.writer.reserve().map_err(|_| no_space)?;
+        let Some(blocks) = state.allocator.allocate(pages) else {
+            state.writer.unreserve();
+            return Err(no_space);
+        };
+        let State { writer, backed_slots, .. } = &mut *state;
+        let backed = segment::back_slots(&self.file, &self.layout, backed_slots, writer.slots_needed());
+        state.reserved_pages += pages;
+        drop(state);
+        if let Err(error) = backed {
+            tracing::error!(%error, "the directory of the segment can't grow: the machine is out of memory");
+            self.give_back(blocks);
+            return Err(no_space);
+        }
+        let pages = Pages::of_new_blocks(&self.arena, blocks);
+        Ok(SliceBuffer::new(Arc::clone(self), pages, length))
+    }
+
+    /// The accounts.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let state = self.state.lock();
+        let bytes = |pages: u32| u64::from(pages) * PAGE_BYTES as u64;
+        let capacity = bytes(state.allocator.pages());
+        let (free, reserved) = (bytes(state.allocator.free_pages()), bytes(state.reserved_pages));
+        Usage { capacity, used: capacity - free - reserved, reserved, free }
+    }
+
+    /// Length of the largest object that fits an empty tier when it is cut into slices of `slice_bytes`, in bytes.
+    #[must_use]
+    pub fn largest_object_bytes(&self, slice_bytes: u32) -> u64 {
+        let slice_pages = stored_bytes(slice_bytes as usize).div_ceil(PAGE_BYTES) as u64;
+        let pages = u64::from(self.layout.data_pages);
+        let rest = (pages % slice_pages) * PAGE_BYTES as u64;
+        let trailer = if rest > CHUNK_BYTES as u64 { 4 * rest.div_ceil(CHUNK_BYTES as u64) } else { 0 };
+        pages / slice_pages * u64::from(slice_bytes) + rest.saturating_sub(trailer)
+    }
+
+    /// Bytes that an object of `length` bytes takes when it is cut into slices of `slice_bytes`: whole pages.
+    #[must_use]
+    pub fn footprint_bytes(length: u64, slice_bytes: u32) -> u64 {
+        let pages =
+            |length: u64| stored_bytes(usize::try_from(length).unwrap_or(usize::MAX)).div_ceil(PAGE_BYTES) as u64;
+        let slice_bytes = u64::from(slice_bytes);
+        (length / slice_bytes * pages(slice_bytes) + pages(length % slice_bytes)) * PAGE_BYTES as u64
+    }
+
+    /// Has the kernel map all pages now, in a thread of its own, so that puts do not pay for the first touch.
+    pub fn prefault(self: &Arc<Self>) {
+        let tier = Arc::downgrade(self);
+        let populate = move || {
+            let mut page = 0;
+            while let Some(tier) = tier.upgrade().filter(|tier| !tier.closed.load(Ordering::Acquire)) {
+                if page >= tier.layout.data_pages {
+                    return;
+                }
+                if let Err(error) = tier.arena.populate(page..page.saturating_add(POPULATED_PAGES)) {
+                    tracing::debug!(%error, "pages are not populated beforehand");
+                    return;
+                }
+                page = page.saturating_add(POPULATED_PAGES);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("dram-prefault".into()).spawn(populate) {
+            tracing::debug!(%error, "pages are not populated beforehand");
+        }
+    }
+
+    /// Ends this life's writing: with `keep`, entries stay in the segment for the next start whatever is dropped from
+    /// now on; without, the segment's file is removed.
+    pub fn close(&self, keep: bool) {
+        let state = self.state.lock();
+        Writer::set_valid_until(self.arena.words(), 0);
+        self.closed.store(true, Ordering::Release);
+        drop(state);
+        if !keep {
+            Writer::set_retired(self.arena.words());
+            if let Some(path) = &self.path {
+                let _gone = std::fs::remove_file(path);
+            }
+        }
+        // The next life may have it now, whatever still holds slices of this one.
+        if let Err(error) = flock(&self.file, FlockOperation::Unlock) {
+            tracing::debug!(%error, "the segment's lock is let go with its file");
+        }
+    }
+
+    pub(super) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    pub(super) fn header(&self, slot: SlotId) -> SliceHeader {
+        let found = self.state.lock().writer.read(self.arena.words(), slot);
+        found.expect("the slot of a slice that lives is whole").0
+    }
+
+    /// Enters a filled slice in the directory.
+    pub(super) fn seal(&self, header: &SliceHeader, pages: &Pages) -> SlotId {
+        let mut extents = Extents::default();
+        let mut count = 0;
+        for block in pages.blocks() {
+            let fits = extents.push(block.extent);
+            assert!(fits, "at most 8 extents");
+            count += block.extent.pages;
+        }
+        let mut state = self.state.lock();
+        state.reserved_pages -= count;
+        if self.closed.load(Ordering::Acquire) {
+            // A put that comes too late: it is never proposed, and its bytes go with the process.
+            return NO_SLOT;
+        }
+        state.writer.seal(self.arena.words(), header, &extents)
+    }
+
+    pub(super) fn complete(&self, slot: SlotId, commit_index: u64) {
+        let mut state = self.state.lock();
+        if !self.closed.load(Ordering::Acquire) {
+            state.writer.complete(self.arena.words(), slot, commit_index);
+        }
+    }
+
+    /// Takes a slice out of the directory, then gives its pages back.
+    pub(super) fn retire(&self, slot: SlotId, blocks: Blocks) {
+        let mut state = self.state.lock();
+        if self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        state.writer.retire(self.arena.words(), slot);
+        blocks.into_iter().for_each(|block| state.allocator.free(block));
+    }
+
+    /// Gives back what a buffer had that was never sealed.
+    pub(super) fn give_back(&self, blocks: Blocks) {
+        let mut state = self.state.lock();
+        state.writer.unreserve();
+        for block in blocks {
+            state.reserved_pages -= block.extent.pages;
+            state.allocator.free(block);
+        }
+    }
+}
