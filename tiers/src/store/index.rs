@@ -98,14 +98,26 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// How many slices the object has.
-    pub(crate) fn slice_count(&self) -> u32 {
-        SliceHeader::slice_count(self.object_length, self.slice_bytes)
-    }
-
     /// Whether this is that copy of that version.
     pub(crate) fn is(&self, version: VersionId, replica: ReplicaId) -> bool {
         self.version == version && self.replica == replica
+    }
+}
+
+/// The header of the entry's slices, as far as all have it in common.
+pub(crate) fn header_of(entry: &Entry) -> SliceHeader {
+    SliceHeader {
+        tenant: entry.tenant,
+        key: entry.key.clone(),
+        version: entry.version,
+        replica: entry.replica,
+        object_length: entry.object_length,
+        slice_bytes: entry.slice_bytes,
+        slice_index: 0,
+        slice_length: 0,
+        checksum: 0,
+        data_type: entry.data_type,
+        commit_index: entry.commit_index,
     }
 }
 
@@ -187,9 +199,7 @@ impl Index {
     fn find_by(&self, tenant: TenantId, key: &[u8], is: impl Fn(&Entry) -> bool) -> Option<EntryId> {
         let hash = KeyHash::of(tenant, key).0;
         let matches = |id: &EntryId| {
-            self.slab
-                .get(*id)
-                .is_some_and(|entry| entry.tenant == tenant && entry.key.as_bytes() == key && is(entry))
+            self.slab.get(*id).is_some_and(|entry| entry.tenant == tenant && entry.key.as_bytes() == key && is(entry))
         };
         self.table.find(hash, matches).copied()
     }

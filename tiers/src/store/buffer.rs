@@ -1,0 +1,233 @@
+//! Bytes on their way into DRAM: reserved, filled, sealed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tidepool_metadata::{SliceHeader, checksum};
+use tokio::time::Instant;
+
+use super::index::{Activity, Entry, PerSlice, State};
+use super::{Inner, ReplicaIdentity, TieredStore};
+use crate::StoreError;
+use crate::memory::{MemoryTier, SliceBuffer};
+
+/// How long a put waits for room while some is being made. What was asked for last waits behind the others.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// Room for one object, being filled. Dropping it frees all of it.
+pub struct ObjectBuffer {
+    inner: Arc<Inner>,
+    slices: Vec<SliceBuffer>,
+    /// The slice that is being filled.
+    current: usize,
+    object_length: u64,
+    filled: u64,
+}
+
+/// While it lives, the evictor makes this much room beyond its watermark.
+struct Wanted<'a>(&'a Inner, u64);
+
+impl<'a> Wanted<'a> {
+    fn new(inner: &'a Inner, bytes: u64) -> Self {
+        inner.wanted_bytes.fetch_add(bytes, Ordering::AcqRel);
+        inner.pressure.notify_one();
+        Self(inner, bytes)
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.wanted_bytes.fetch_sub(self.1, Ordering::AcqRel);
+    }
+}
+
+impl TieredStore {
+    /// Reserves DRAM for an object of `length` bytes; waits for eviction while that makes progress.
+    /// Cancel-safe: nothing stays reserved.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLarge`] at once if it can never fit; nothing is evicted for it.
+    /// [`StoreError::NoSpace`] if nothing was freed for `room_wait`.
+    pub async fn reserve(&self, length: u64) -> Result<ObjectBuffer, StoreError> {
+        let inner = &self.inner;
+        let largest = inner.memory.largest_object_bytes(inner.config.slice_bytes);
+        if length > largest {
+            return Err(StoreError::TooLarge { length, largest });
+        }
+        if inner.wanted_bytes.load(Ordering::Acquire) == 0
+            && let Some(slices) = inner.try_reserve(length)
+        {
+            return Ok(ObjectBuffer::new(inner, slices, length));
+        }
+        let _wanted = Wanted::new(inner, MemoryTier::footprint_bytes(length, inner.config.slice_bytes));
+        let last = Instant::now() + LONGEST_WAIT;
+        // The order of arrival: else small puts would take from under a large one what was freed for it.
+        let Ok(_turn) = tokio::time::timeout_at(last, inner.room_queue.lock()).await else {
+            return Err(inner.no_space(length));
+        };
+        let mut deadline = last.min(Instant::now() + inner.config.room_wait);
+        loop {
+            let freed = inner.room.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            if let Some(slices) = inner.try_reserve(length) {
+                return Ok(ObjectBuffer::new(inner, slices, length));
+            }
+            inner.pressure.notify_one();
+            let in_time = tokio::time::timeout_at(deadline, freed).await.is_ok();
+            let leaving = inner.demoting_bytes.load(Ordering::Acquire) > 0;
+            if Instant::now() >= last || !(in_time || leaving) {
+                return Err(inner.no_space(length));
+            }
+            deadline = last.min(Instant::now() + inner.config.room_wait);
+        }
+    }
+}
+
+impl Inner {
+    /// All of the object's slices, or none.
+    fn try_reserve(&self, length: u64) -> Option<Vec<SliceBuffer>> {
+        let slice_bytes = self.config.slice_bytes;
+        (0..SliceHeader::slice_count(length, slice_bytes))
+            .map(|index| self.memory.reserve(slice_length(length, slice_bytes, index)).ok())
+            .collect()
+    }
+
+    fn no_space(&self, length: u64) -> StoreError {
+        let usage = self.memory.usage();
+        StoreError::NoSpace { length, capacity: usage.capacity, free: usage.free }
+    }
+}
+
+/// Length in bytes of slice `index` of an object of `object_length` bytes.
+pub(super) fn slice_length(object_length: u64, slice_bytes: u32, index: u32) -> u32 {
+    let rest = object_length.saturating_sub(u64::from(index) * u64::from(slice_bytes));
+    u32::try_from(rest).unwrap_or(u32::MAX).min(slice_bytes)
+}
+
+impl ObjectBuffer {
+    fn new(inner: &Arc<Inner>, slices: Vec<SliceBuffer>, object_length: u64) -> Self {
+        Self { inner: Arc::clone(inner), slices, current: 0, object_length, filled: 0 }
+    }
+
+    /// Length of the object in bytes.
+    #[must_use]
+    pub fn object_length(&self) -> u64 {
+        self.object_length
+    }
+
+    /// Bytes that are still to come.
+    #[must_use]
+    pub fn missing(&self) -> u64 {
+        self.object_length - self.filled
+    }
+
+    /// Copies `data` behind what is there, checksumming on the way.
+    ///
+    /// # Errors
+    /// [`StoreError::LengthMismatch`] if there is more than was announced; nothing of `data` is taken then.
+    pub fn write(&mut self, mut data: &[u8]) -> Result<(), StoreError> {
+        let total = self.filled + data.len() as u64;
+        if total > self.object_length {
+            return Err(StoreError::LengthMismatch { announced: self.object_length, received: total });
+        }
+        while !data.is_empty() {
+            let slice_bytes = u64::from(self.inner.config.slice_bytes);
+            let index = u32::try_from(self.current).unwrap_or(u32::MAX);
+            let room = slice_length(self.object_length, self.inner.config.slice_bytes, index) as usize
+                - (self.filled - self.current as u64 * slice_bytes) as usize;
+            let (now, later) = data.split_at(room.min(data.len()));
+            self.slices[self.current].append(now);
+            self.filled += now.len() as u64;
+            data = later;
+            if now.len() == room {
+                self.current += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The error of an object of which bytes are missing.
+    #[must_use]
+    pub fn short(&self) -> StoreError {
+        StoreError::LengthMismatch { announced: self.object_length, received: self.filled }
+    }
+
+    /// Ends all change to the bytes and enters the replica in the index, sealed. The caller now proposes `complete`,
+    /// and calls [`TieredStore::complete`] or [`TieredStore::free`] on the committed answer, and on nothing else.
+    ///
+    /// # Errors
+    /// [`StoreError::LengthMismatch`] if bytes are missing; [`StoreError::ChecksumMismatch`] if `expected` (CRC-32 of
+    /// the object) is something else. Everything is freed then.
+    pub fn seal(self, identity: ReplicaIdentity, expected: Option<u32>) -> Result<Sealed, StoreError> {
+        if self.filled != self.object_length {
+            return Err(self.short());
+        }
+        let slice_bytes = self.inner.config.slice_bytes;
+        let ReplicaIdentity { name, data_type } = identity;
+        let mut slices = Vec::with_capacity(self.slices.len());
+        let mut slice_checksums = Vec::with_capacity(self.slices.len());
+        let mut whole = 0;
+        for (slice_index, buffer) in (0_u32..).zip(self.slices) {
+            let slice_length = slice_length(self.object_length, slice_bytes, slice_index);
+            let slice = buffer.seal(SliceHeader {
+                tenant: name.tenant,
+                key: name.key.clone(),
+                version: name.version,
+                replica: name.replica,
+                object_length: self.object_length,
+                slice_bytes,
+                slice_index,
+                slice_length,
+                checksum: 0,
+                data_type,
+                commit_index: 0,
+            });
+            let slice_checksum = slice.checksum();
+            whole = if slice_index == 0 {
+                slice_checksum
+            } else {
+                checksum::combine(whole, slice_checksum, u64::from(slice_length))
+            };
+            slice_checksums.push(slice_checksum);
+            slices.push(slice);
+        }
+        if let Some(expected) = expected
+            && expected != whole
+        {
+            return Err(StoreError::ChecksumMismatch { expected, actual: whole });
+        }
+        let entry = Entry {
+            tenant: name.tenant,
+            key: name.key.clone(),
+            version: name.version,
+            replica: name.replica,
+            object_length: self.object_length,
+            commit_index: 0,
+            dram: PerSlice::collect(slices),
+            nvme: None,
+            slice_bytes,
+            data_type,
+            state: State::Sealed,
+            activity: Activity::Idle,
+            reads: 0,
+            durable: false,
+        };
+        self.inner.state.lock().index.insert(entry);
+        Ok(Sealed { name, object_length: self.object_length, slice_checksums, checksum: whole })
+    }
+}
+
+/// What the catalog is told about a sealed replica.
+#[derive(Clone, Debug)]
+pub struct Sealed {
+    /// Its name.
+    pub name: super::ReplicaName,
+    /// Length of the object in bytes.
+    pub object_length: u64,
+    /// CRC-32 of each slice.
+    pub slice_checksums: Vec<u32>,
+    /// CRC-32 of the object.
+    pub checksum: u32,
+}

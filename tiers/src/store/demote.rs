@@ -1,0 +1,286 @@
+//! The evictor: keeps DRAM below its high watermark.
+//!
+//! Coldest replicas first: one that has an NVMe copy just loses its DRAM; one that has none is written to NVMe; and
+//! where there is no NVMe tier to write to, the catalog is asked whether the whole replica may be forgotten. All of it
+//! is local and continuous; only forgetting asks anybody.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use tidepool_metadata::TierKind;
+
+use super::index::{Activity, EntryId, PerSlice, State};
+use super::{ForgetAnswer, Inner, ReplicaName, Tables, TieredStore, alive, name_of};
+use crate::StoreError;
+use crate::memory::Slice;
+use crate::nvme::{Location, NvmeTier, WritePolicy, Written};
+
+/// Bytes being written to NVMe at a time: enough regions to keep the device busy, few enough not to hold DRAM back.
+const DEMOTING_BYTES: u64 = 64 << 20;
+/// Replicas in one proposal to forget.
+const FORGET_BATCH: usize = 256;
+/// How soon an unanswered proposal is asked again, and pressure looked at without being told.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// A replica that leaves DRAM.
+struct Victim {
+    id: EntryId,
+    name: ReplicaName,
+    bytes: u64,
+    fate: Fate,
+}
+
+enum Fate {
+    /// Its NVMe copy can be read: DRAM was dropped under the lock.
+    Dropped,
+    /// To be written to NVMe.
+    Write(PerSlice<Arc<Slice>>, Arc<NvmeTier>),
+    /// To be forgotten, if the catalog allows.
+    Forget,
+}
+
+/// How a replica's write to NVMe ended.
+struct Demoted {
+    bytes: u64,
+    succeeded: bool,
+}
+
+/// Runs until the store goes away.
+pub(super) async fn run(store: Weak<Inner>) {
+    let mut unanswered: VecDeque<(EntryId, ReplicaName)> = VecDeque::new();
+    loop {
+        let Some(inner) = alive(&store) else { return };
+        let pause = if unanswered.is_empty() { Duration::from_secs(1) } else { ASK_AGAIN };
+        // The timeout only repeats what a notification may have asked for while we were busy.
+        let _woken = tokio::time::timeout(pause, inner.pressure.notified()).await;
+        make_room(&inner, &mut unanswered).await;
+    }
+}
+
+/// Demotes and forgets until DRAM is below the low watermark and what puts wait for is free, or nothing is left to go.
+async fn make_room(inner: &Arc<Inner>, unanswered: &mut VecDeque<(EntryId, ReplicaName)>) {
+    let mut writes = FuturesUnordered::new();
+    let mut writing_bytes = 0;
+    let mut leaving_bytes = 0;
+    let mut forgetting: Vec<(EntryId, ReplicaName)> = unanswered.drain(..).collect();
+    let mut refused = 0_usize;
+    // A write that failed is not repeated with the next one in the same round: forgetting makes room as well.
+    let mut nvme_takes = true;
+    let starting = inner.excess() > 0;
+    loop {
+        let excess = if starting { inner.excess() } else { 0 };
+        while writing_bytes < DEMOTING_BYTES && excess > leaving_bytes && forgetting.len() < FORGET_BATCH {
+            let Some(victim) = inner.next_victim(nvme_takes) else { break };
+            match victim.fate {
+                Fate::Dropped => inner.room.notify_waiters(),
+                Fate::Write(slices, nvme) => {
+                    leaving_bytes += victim.bytes;
+                    writing_bytes += victim.bytes;
+                    // At least one, so that objects of no bytes count as well.
+                    inner.demoting_bytes.fetch_add(victim.bytes + 1, Ordering::AcqRel);
+                    writes.push(write(inner, victim.id, victim.name, victim.bytes, slices, nvme));
+                }
+                Fate::Forget => {
+                    leaving_bytes += victim.bytes;
+                    forgetting.push((victim.id, victim.name));
+                }
+            }
+            if inner.excess() <= leaving_bytes {
+                break;
+            }
+        }
+        if !forgetting.is_empty() {
+            let batch = std::mem::take(&mut forgetting);
+            let asked = batch.len();
+            let forgotten = forget(inner, batch, unanswered).await;
+            leaving_bytes = writing_bytes;
+            refused = if forgotten == 0 { refused + asked } else { 0 };
+            if !unanswered.is_empty() || refused > inner.state.lock().resident.len() {
+                // No answer, or all of them are leased or pinned: who waits for room is refused in bounded time.
+                break;
+            }
+            continue;
+        }
+        let Some(Demoted { bytes, succeeded }) = writes.next().await else { break };
+        inner.demoting_bytes.fetch_sub(bytes + 1, Ordering::AcqRel);
+        writing_bytes -= bytes;
+        leaving_bytes -= bytes;
+        nvme_takes &= succeeded;
+    }
+    while let Some(Demoted { bytes, .. }) = writes.next().await {
+        inner.demoting_bytes.fetch_sub(bytes + 1, Ordering::AcqRel);
+    }
+}
+
+impl Inner {
+    /// Bytes of DRAM above what should be in use.
+    fn excess(&self) -> u64 {
+        let usage = self.memory.usage();
+        let in_use = usage.used + usage.reserved;
+        let wanted = self.wanted_bytes.load(Ordering::Acquire);
+        if wanted == 0 && in_use <= self.watermark(self.config.watermark_high) {
+            return 0;
+        }
+        let low = self.watermark(self.config.watermark_low);
+        let target = low.min(usage.capacity.saturating_sub(wanted));
+        in_use.saturating_sub(target)
+    }
+
+    /// When the attached tier is to be written.
+    fn nvme_writes(&self) -> WritePolicy {
+        self.nvme.read().as_ref().map_or(WritePolicy::Never, |nvme| nvme.writes)
+    }
+
+    /// Takes the coldest replica that may leave out of the eviction order and says what is to be done with it.
+    fn next_victim(&self, nvme_takes: bool) -> Option<Victim> {
+        let nvme = self.serving_nvme().ok().filter(|_| nvme_takes && self.nvme_writes() != WritePolicy::Never);
+        let mut tables = self.state.lock();
+        let id = tables.resident.evict()?;
+        let entry = tables.index.get_mut(id)?;
+        let (name, bytes) = (name_of(entry), entry.object_length);
+        let fate = if entry.nvme.is_some() {
+            entry.dram = None;
+            entry.reads = 0;
+            self.counters.dropped();
+            Fate::Dropped
+        } else if let (Some(nvme), Some(slices)) = (nvme, entry.dram.clone()) {
+            entry.activity = Activity::Demoting;
+            Fate::Write(slices, nvme)
+        } else {
+            entry.state = State::ForgetPending;
+            Fate::Forget
+        };
+        Some(Victim { id, name, bytes, fate })
+    }
+
+    /// Writes a replica's slices; answers when all can be read. What is not kept is released.
+    async fn write_slices(nvme: &NvmeTier, slices: &PerSlice<Arc<Slice>>) -> Option<Vec<Written>> {
+        let writes = slices.as_slice().iter().map(|slice| nvme.write(slice.header(), Arc::clone(slice) as _));
+        let results = futures::future::join_all(writes).await;
+        results.into_iter().collect::<Result<Vec<_>, _>>().ok()
+    }
+}
+
+impl TieredStore {
+    /// Writes a sealed replica to NVMe if its put asked for that (`durable`: synced too), or if the tier's policy is
+    /// to write through. To be called before the put is proposed.
+    ///
+    /// # Errors
+    /// Only if the put asked for it: [`StoreError::TierUnavailable`] if no NVMe tier takes it, the tier's own.
+    pub async fn write_through(&self, name: &ReplicaName, durable: bool) -> Result<(), StoreError> {
+        let nvme = match self.inner.serving_nvme() {
+            Ok(nvme) if durable || self.inner.nvme_writes() == WritePolicy::WriteThrough => nvme,
+            Err(error) if durable => return Err(error),
+            _ => return Ok(()),
+        };
+        let written = self.inner.write_now(name, &nvme, durable).await;
+        if durable { written } else { Ok(()) }
+    }
+}
+
+impl Inner {
+    async fn write_now(&self, name: &ReplicaName, nvme: &NvmeTier, durable: bool) -> Result<(), StoreError> {
+        let unavailable = || StoreError::TierUnavailable { tier: TierKind::Nvme };
+        let find = |tables: &Tables| tables.index.find_replica(name.tenant, name.key.as_bytes(), name.replica);
+        let slices = {
+            let mut tables = self.state.lock();
+            let entry = find(&tables).and_then(|id| tables.index.get_mut(id)).ok_or_else(unavailable)?;
+            entry.activity = Activity::Demoting;
+            entry.dram.clone().ok_or_else(unavailable)?
+        };
+        let records = Self::write_slices(nvme, &slices).await;
+        let written = match records {
+            Some(_) if durable => nvme.sync().await.map_err(StoreError::Nvme),
+            Some(_) => Ok(()),
+            None => Err(unavailable()),
+        };
+        let mut tables = self.state.lock();
+        if let Some(entry) = find(&tables).and_then(|id| tables.index.get_mut(id)) {
+            entry.activity = Activity::Idle;
+            entry.durable = durable && written.is_ok();
+            entry.nvme = records.and_then(keep);
+        }
+        written
+    }
+}
+
+/// The places of records that the index knows from now on. To be called under its lock.
+fn keep(written: Vec<Written>) -> Option<PerSlice<Location>> {
+    PerSlice::collect(written.into_iter().map(Written::keep).collect())
+}
+
+async fn write(
+    inner: &Arc<Inner>,
+    id: EntryId,
+    name: ReplicaName,
+    bytes: u64,
+    slices: PerSlice<Arc<Slice>>,
+    nvme: Arc<NvmeTier>,
+) -> Demoted {
+    let written = Inner::write_slices(&nvme, &slices).await;
+    let succeeded = written.is_some();
+    let mut tables = inner.state.lock();
+    match (tables.index.get_mut(id).filter(|entry| entry.is(name.version, name.replica)), written) {
+        (Some(entry), Some(written)) => {
+            entry.activity = Activity::Idle;
+            entry.nvme = keep(written);
+            entry.dram = None;
+            entry.reads = 0;
+            inner.counters.demoted(bytes);
+        }
+        (Some(entry), None) => {
+            // The bytes stay where they are good; a tier that failed is not asked again.
+            entry.activity = Activity::Idle;
+            tables.enter_order(id);
+            inner.counters.demotion_failed();
+        }
+        // Removed meanwhile: what was written is nobody's, and is released.
+        (None, _) => {}
+    }
+    drop(tables);
+    drop(slices);
+    if succeeded {
+        inner.room.notify_waiters();
+    }
+    Demoted { bytes, succeeded }
+}
+
+/// Proposes to forget; drops what was allowed, keeps what was refused, remembers what was not answered.
+/// Answers how many were forgotten.
+async fn forget(
+    inner: &Arc<Inner>,
+    batch: Vec<(EntryId, ReplicaName)>,
+    unanswered: &mut VecDeque<(EntryId, ReplicaName)>,
+) -> usize {
+    let names = batch.iter().map(|(_, name)| name.clone()).collect();
+    let answers = inner.forget.forget(names).await;
+    let mut forgotten = 0;
+    let mut tables = inner.state.lock();
+    for ((id, name), answer) in batch.into_iter().zip(answers) {
+        let Some(entry) = tables.index.get_mut(id).filter(|entry| entry.is(name.version, name.replica)) else {
+            continue;
+        };
+        match answer {
+            ForgetAnswer::Forgotten => {
+                inner.counters.evicted(TierKind::Dram);
+                inner.drop_entry(&mut tables, id);
+                forgotten += 1;
+            }
+            ForgetAnswer::Refused => {
+                entry.state = State::Complete;
+                tables.enter_order(id);
+            }
+            ForgetAnswer::Unanswered => unanswered.push_back((id, name)),
+        }
+    }
+    drop(tables);
+    if forgotten > 0 {
+        // Only then: a put waits as long as it hears of progress.
+        inner.room.notify_waiters();
+    }
+    forgotten
+}

@@ -1,0 +1,197 @@
+//! The NVMe tier under the store: attach and detach at run time, and what the tier asks when it reclaims a region.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+
+use tidepool_metadata::{ReplicaId, SliceHeader, TierKind};
+
+use super::index::{Entry, PerSlice, State};
+use super::{Attached, ForgetAnswer, Inner, ReplicaName, TieredStore};
+use crate::StoreError;
+use crate::nvme::{BoxFuture, Location, NvmeTier, RecordOwner, Verdict, WritePolicy};
+
+impl TieredStore {
+    /// Attaches an NVMe tier and scans it: replicas found there that this node still has, or had when the tier was
+    /// detached, can be read from it again. Answers how many records were taken over.
+    ///
+    /// # Errors
+    /// [`StoreError::TierAttached`] if there is one already; the tier's own errors.
+    pub async fn attach_nvme(&self, tier: Arc<NvmeTier>, writes: WritePolicy) -> Result<u64, StoreError> {
+        if self.inner.nvme.read().is_some() {
+            return Err(StoreError::TierAttached);
+        }
+        // Locations from before the tier was detached hold no longer: the scan says where things are now.
+        self.inner.strip_nvme();
+        self.inner.install_nvme(Attached { tier: Arc::clone(&tier), writes });
+        Ok(super::recovery::adopt_disk(&self.inner, &tier).await)
+    }
+
+    /// Detaches the NVMe tier: seals it and lets go of its folder. Replicas that are only there answer *unavailable*
+    /// until it is attached again.
+    ///
+    /// # Errors
+    /// [`StoreError::TierUnavailable`] if there is none; the tier's own errors, after it is detached all the same.
+    pub async fn detach_nvme(&self) -> Result<(), StoreError> {
+        let nvme = self.inner.nvme.write().take();
+        let nvme = nvme.ok_or(StoreError::TierUnavailable { tier: TierKind::Nvme })?;
+        nvme.tier.close().await.map_err(StoreError::Nvme)
+    }
+}
+
+impl Inner {
+    pub(super) fn install_nvme(self: &Arc<Self>, nvme: Attached) {
+        let owner: Weak<dyn RecordOwner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn RecordOwner>));
+        // Ends by itself when the tier is closed or the store is gone.
+        tokio::spawn(nvme.tier.reclaim(owner));
+        *self.nvme.write() = Some(nvme);
+    }
+
+    /// Forgets the NVMe places of all replicas that DRAM has too; the others keep theirs until the scan.
+    fn strip_nvme(&self) {
+        let mut tables = self.state.lock();
+        let both: Vec<_> = tables
+            .index
+            .iter()
+            .filter(|(_, entry)| entry.nvme.is_some() && entry.dram.is_some())
+            .map(|(id, _)| id)
+            .collect();
+        for id in both {
+            if let Some(entry) = tables.index.get_mut(id) {
+                entry.nvme = None;
+            }
+        }
+    }
+}
+
+/// What becomes of one record, as far as this node can say alone.
+enum Judgement {
+    Keep,
+    Drop,
+    /// The last copy on this node, not read since it was written: the catalog is asked.
+    Ask(ReplicaName),
+}
+
+impl RecordOwner for Inner {
+    fn decide(&self, records: Vec<(SliceHeader, Location)>) -> BoxFuture<'_, Vec<Verdict>> {
+        Box::pin(async move {
+            let reclaimed: HashSet<Location> = records.iter().map(|(_, location)| *location).collect();
+            let judgements = self.judge(&records, &reclaimed);
+            let mut names: Vec<ReplicaName> = Vec::new();
+            for judgement in &judgements {
+                if let Judgement::Ask(name) = judgement
+                    && names.last() != Some(name)
+                {
+                    names.push(name.clone());
+                }
+            }
+            let forgotten = self.forget_cold(names, &reclaimed).await;
+            let verdict = |judgement| match judgement {
+                Judgement::Drop => Verdict::Drop,
+                Judgement::Ask(name) if forgotten.contains(&name.replica) => Verdict::Drop,
+                Judgement::Keep | Judgement::Ask(_) => Verdict::Keep,
+            };
+            judgements.into_iter().map(verdict).collect()
+        })
+    }
+
+    fn moved(&self, header: &SliceHeader, from: Location, to: Location) -> bool {
+        let mut tables = self.state.lock();
+        let found = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica);
+        let place = found
+            .and_then(|id| tables.index.get_mut(id))
+            .and_then(|entry| entry.nvme.as_mut())
+            .and_then(|locations| locations.as_mut_slice().get_mut(header.slice_index as usize))
+            .filter(|place| **place == from);
+        match place {
+            Some(place) => {
+                *place = to;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn lost(&self, header: &SliceHeader, location: Location) {
+        self.counters.corrupt(TierKind::Nvme);
+        let mut tables = self.state.lock();
+        let Some(id) = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica) else { return };
+        let Some(entry) = tables.index.get_mut(id).filter(|entry| holds(entry, header.slice_index, location)) else {
+            return;
+        };
+        let name = super::name_of(entry);
+        let others = entry.nvme.take();
+        let orphaned = entry.dram.is_none();
+        let others = others.iter().flat_map(|places| places.as_slice()).copied().filter(|&place| place != location);
+        self.release(others);
+        if orphaned {
+            self.drop_entry(&mut tables, id);
+            drop(tables);
+            self.propose_forgetting(name);
+        }
+    }
+}
+
+impl Inner {
+    fn judge(&self, records: &[(SliceHeader, Location)], reclaimed: &HashSet<Location>) -> Vec<Judgement> {
+        let mut tables = self.state.lock();
+        let mut judge = |(header, location): &(SliceHeader, Location)| {
+            let found = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica);
+            let Some(entry) = found.and_then(|id| tables.index.get_mut(id)) else { return Judgement::Drop };
+            if !holds(entry, header.slice_index, *location) {
+                return Judgement::Drop;
+            }
+            if entry.dram.is_some() && !entry.durable {
+                // DRAM has it; if it is demoted again it is written again.
+                self.release_others(entry.nvme.take(), reclaimed);
+                return Judgement::Drop;
+            }
+            if entry.reads > 0 || entry.durable || entry.state == State::Sealed {
+                // A second chance, and a new count.
+                entry.reads = 0;
+                return Judgement::Keep;
+            }
+            Judgement::Ask(super::name_of(entry))
+        };
+        records.iter().map(&mut judge).collect()
+    }
+
+    /// Releases the places that are not being reclaimed: those are let go of by the verdict.
+    fn release_others(&self, places: Option<PerSlice<Location>>, reclaimed: &HashSet<Location>) {
+        let places = places.iter().flat_map(|places| places.as_slice()).copied();
+        self.release(places.filter(|place| !reclaimed.contains(place)).collect::<Vec<_>>());
+    }
+
+    /// Proposes to forget replicas that are on NVMe only; answers those that are gone.
+    async fn forget_cold(&self, names: Vec<ReplicaName>, reclaimed: &HashSet<Location>) -> HashSet<ReplicaId> {
+        if names.is_empty() {
+            return HashSet::new();
+        }
+        let answers = self.forget.forget(names.clone()).await;
+        let mut forgotten = HashSet::with_capacity(names.len());
+        let mut tables = self.state.lock();
+        for (name, answer) in names.into_iter().zip(answers) {
+            if answer != ForgetAnswer::Forgotten {
+                continue;
+            }
+            if let Some(id) = tables.index.find_replica(name.tenant, name.key.as_bytes(), name.replica) {
+                self.counters.evicted(TierKind::Nvme);
+                let places = tables.index.get_mut(id).and_then(|entry| entry.nvme.take());
+                self.release_others(places, reclaimed);
+                self.drop_entry(&mut tables, id);
+            }
+            forgotten.insert(name.replica);
+        }
+        forgotten
+    }
+
+    /// Tells the catalog, in the background, that a replica is gone: damaged, with no good copy on another tier.
+    pub(super) fn propose_forgetting(&self, name: ReplicaName) {
+        let forget = Arc::clone(&self.forget);
+        tokio::spawn(async move { forget.forget(vec![name]).await });
+    }
+}
+
+fn holds(entry: &Entry, slice_index: u32, location: Location) -> bool {
+    let places = entry.nvme.as_ref().map(PerSlice::as_slice);
+    places.and_then(|places| places.get(slice_index as usize)) == Some(&location)
+}

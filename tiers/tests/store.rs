@@ -1,0 +1,397 @@
+//! The tiers of one node as one store: rooms that fill, disks that come and go, processes that die.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod test_node;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use test_node::{Answers, TestNode, key, payload};
+use tidepool_metadata::{TierKind, VersionId};
+use tidepool_tiers::store::{ByteRange, ReplicaName};
+use tidepool_tiers::{StoreConfig, StoreError};
+
+const MIB: u64 = 1 << 20;
+
+/// Reads a whole object and says from which tier; `None` if it is not there.
+async fn read(node: &TestNode, name: &ReplicaName) -> Option<(Vec<u8>, TierKind)> {
+    let mut reader = node.store.open(name.tenant, &name.key, name.version).await.unwrap()?;
+    let tier = reader.tier();
+    let mut all = Vec::new();
+    while let Some(bytes) = reader.next().await.unwrap() {
+        all.extend_from_slice(&bytes);
+    }
+    Some((all, tier))
+}
+
+async fn assert_right(node: &TestNode, name: &ReplicaName, length: usize) -> TierKind {
+    let (bytes, tier) = read(node, name).await.expect("object is there");
+    assert!(bytes == payload(name.version.sequence, length), "wrong bytes of {}", name.key);
+    tier
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sizes_around_every_limit_come_back_exactly() {
+    let node = TestNode::new(64 * MIB, Some(64 * MIB)).await;
+    let slice = 256 << 10;
+    let mut names = Vec::new();
+    for length in
+        [0, 1, 511, 512, 513, 4095, 4096, 4097, 65535, 65536, 65537, slice - 1, slice, slice + 1, 3 * slice + 1]
+    {
+        names.push((node.put(length).await, length));
+    }
+    for (name, length) in &names {
+        assert_right(&node, name, *length).await;
+    }
+    node.demote_all().await;
+    for (name, length) in &names {
+        assert_right(&node, name, *length).await;
+    }
+    for (name, _) in &names {
+        assert!(node.store.free(name.tenant, &name.key, name.replica));
+    }
+    node.assert_empty();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_are_exact_on_both_tiers() {
+    let node = TestNode::new(64 * MIB, Some(64 * MIB)).await;
+    let length = 700_000;
+    let name = node.put(length).await;
+    let expected = payload(name.version.sequence, length);
+    for round in 0..2 {
+        for (offset, count) in
+            [(0, 0), (0, 1), (65535, 2), (65536, 65536), (100, 600_000), (262_143, 2), (699_999, 1), (700_000, 0)]
+        {
+            let mut reader = node.store.open(name.tenant, &name.key, name.version).await.unwrap().unwrap();
+            reader.select(ByteRange { offset, length: count }).unwrap();
+            let found = reader.read_to_end().await.unwrap();
+            assert!(
+                found[..] == expected[offset as usize..(offset + count) as usize],
+                "round {round}: {offset}+{count}"
+            );
+        }
+        let mut reader = node.store.open(name.tenant, &name.key, name.version).await.unwrap().unwrap();
+        assert!(matches!(reader.select(ByteRange { offset: 699_999, length: 2 }), Err(StoreError::BadRange { .. })));
+        assert!(matches!(reader.select(ByteRange { offset: u64::MAX, length: 2 }), Err(StoreError::BadRange { .. })));
+        // A reader is a hold.
+        drop(reader);
+        node.demote_all().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_can_never_fit_is_refused_at_once_and_evicts_nothing() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let names = node.put_many(8, MIB as usize).await;
+    let refused = node.store.reserve(17 * MIB).await;
+    assert!(matches!(refused.err(), Some(StoreError::TooLarge { largest, .. }) if largest <= 16 * MIB));
+    for name in &names {
+        assert_right(&node, name, MIB as usize).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_dies_leaves_nothing_reserved() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let mut buffer = node.store.reserve(4 * MIB).await.unwrap();
+    buffer.write(&[7; 100_000]).unwrap();
+    assert!(node.dram().reserved >= 4 * MIB);
+    drop(buffer);
+    node.assert_empty();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_shorter_or_longer_than_announced_store_nothing() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let mut buffer = node.store.reserve(1000).await.unwrap();
+    buffer.write(&[1; 600]).unwrap();
+    assert!(matches!(buffer.write(&[1; 401]), Err(StoreError::LengthMismatch { announced: 1000, received: 1001 })));
+    let sealed = buffer.seal(node.identity(1), None);
+    assert!(matches!(sealed.err(), Some(StoreError::LengthMismatch { announced: 1000, received: 600 })));
+    let mut buffer = node.store.reserve(3).await.unwrap();
+    buffer.write(b"abc").unwrap();
+    let sealed = buffer.seal(node.identity(2), Some(crc32fast::hash(b"abd")));
+    assert!(matches!(sealed.err(), Some(StoreError::ChecksumMismatch { .. })));
+    node.assert_empty();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_dram_tier_demotes_the_coldest_and_every_object_stays_readable() {
+    let node = TestNode::new(16 * MIB, Some(128 * MIB)).await;
+    let names = node.put_many(64, MIB as usize / 2).await;
+    let mut tiers = Vec::new();
+    for name in &names {
+        tiers.push(assert_right(&node, name, MIB as usize / 2).await);
+    }
+    assert!(tiers.iter().filter(|tier| **tier == TierKind::Nvme).count() > 20, "{tiers:?}");
+    node.assert_accounts();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_nvme_the_coldest_are_forgotten_with_the_catalogs_word() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let names = node.put_many(64, MIB as usize / 2).await;
+    let asked = node.forget.asked.load(Ordering::SeqCst);
+    assert!(asked > 20, "{asked}");
+    assert!(read(&node, &names[0]).await.is_none(), "the oldest went first");
+    assert_right(&node, names.last().unwrap(), MIB as usize / 2).await;
+    node.assert_accounts();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_nothing_may_be_forgotten_a_put_is_refused_in_bounded_time() {
+    let node = TestNode::new(16 * MIB, None).await;
+    node.forget.answer(Answers::Refuse);
+    let mut stored = Vec::new();
+    let started = std::time::Instant::now();
+    let refused = loop {
+        match node.try_put(MIB as usize).await {
+            Ok(name) => stored.push(name),
+            Err(error) => break error,
+        }
+        assert!(stored.len() < 17);
+    };
+    assert!(matches!(refused, StoreError::NoSpace { .. }), "{refused}");
+    assert!(started.elapsed() < Duration::from_secs(10));
+    for name in &stored {
+        assert_right(&node, name, MIB as usize).await;
+    }
+    // What was pinned is let go: the next put finds room.
+    node.forget.answer(Answers::Allow);
+    node.put(MIB as usize).await;
+    node.assert_accounts();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unanswered_forget_keeps_the_object_and_is_asked_again() {
+    let node = TestNode::new(16 * MIB, None).await;
+    node.forget.answer(Answers::Silence);
+    let mut stored = Vec::new();
+    while let Ok(name) = node.try_put(MIB as usize).await {
+        stored.push(name);
+    }
+    for name in &stored {
+        assert_right(&node, name, MIB as usize).await;
+    }
+    node.forget.answer(Answers::Allow);
+    node.put(MIB as usize).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_keeps_its_bytes_while_the_object_is_removed_and_its_room_wanted() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let name = node.put(4 << 20).await;
+    let mut reader = node.store.open(name.tenant, &name.key, name.version).await.unwrap().unwrap();
+    let first = reader.next().await.unwrap().unwrap();
+    assert!(node.store.free(name.tenant, &name.key, name.replica));
+    node.put_many(32, MIB as usize).await;
+    let mut all = first.to_vec();
+    while let Some(bytes) = reader.next().await.unwrap() {
+        all.extend_from_slice(&bytes);
+    }
+    assert!(all == payload(name.version.sequence, 4 << 20));
+    assert!(read(&node, &name).await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_read_often_are_promoted_once_and_need_no_second_write() {
+    let node = TestNode::new(64 * MIB, Some(64 * MIB)).await;
+    let name = node.put(MIB as usize).await;
+    node.demote_all().await;
+    assert_eq!(assert_right(&node, &name, MIB as usize).await, TierKind::Nvme);
+    let readers = (0..16).map(|_| assert_right(&node, &name, MIB as usize));
+    futures::future::join_all(readers).await;
+    assert_eq!(assert_right(&node, &name, MIB as usize).await, TierKind::Dram);
+    let [dram, nvme] = node.tiers();
+    assert_eq!((dram.promotions, dram.objects, nvme.objects), (1, 1, 1));
+    let written = dram.demoted_bytes;
+    node.demote_all().await;
+    assert_eq!(node.tiers()[0].demoted_bytes, written, "its record on NVMe still holds");
+    assert_eq!(assert_right(&node, &name, MIB as usize).await, TierKind::Nvme);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_nvme_cap_holds_and_the_cold_leave_with_the_catalogs_word() {
+    let node = TestNode::new(16 * MIB, Some(32 * MIB)).await;
+    let names = node.put_many(200, MIB as usize / 2).await;
+    let mut found = 0;
+    for name in &names {
+        if let Some((bytes, _)) = read(&node, name).await {
+            assert!(bytes == payload(name.version.sequence, MIB as usize / 2));
+            found += 1;
+        }
+    }
+    assert!((20..150).contains(&found), "{found}");
+    assert!(node.disk_bytes() <= 32 * MIB + 65536, "{}", node.disk_bytes());
+    node.assert_accounts();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_process_finds_its_dram_and_its_disk_again() {
+    let node = TestNode::new(16 * MIB, Some(128 * MIB)).await;
+    let names = node.put_many(60, MIB as usize / 2).await;
+    let unknown = node.seal_only(1000).await;
+    let node = node.kill_and_restart().await;
+    for name in &names {
+        assert_right(&node, name, MIB as usize / 2).await;
+    }
+    // Sealed, but nobody knows whether its put won: here, with commit index 0, for the catalog to settle.
+    let mut sealed_only = Vec::new();
+    node.store.for_each(|name, commit_index| {
+        if commit_index == 0 {
+            sealed_only.push(name);
+        }
+    });
+    assert_eq!(sealed_only, [unknown]);
+    let report = node.store.recovery_report();
+    assert!(report.finished && report.phases.iter().map(|phase| phase.adopted).sum::<u64>() >= 61, "{report:?}");
+    node.assert_accounts();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clean_stop_keeps_the_hot_keys_for_the_first_phase() {
+    let node = TestNode::new(16 * MIB, Some(128 * MIB)).await;
+    let names = node.put_many(60, MIB as usize / 2).await;
+    let node = node.stop_and_restart().await;
+    let report = node.store.recovery_report();
+    assert!(report.phases[0].adopted > 10, "{report:?}");
+    for name in &names {
+        assert_right(&node, name, MIB as usize / 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn removed_objects_do_not_come_back_after_a_clean_stop() {
+    let node = TestNode::new(16 * MIB, Some(128 * MIB)).await;
+    let names = node.put_many(40, MIB as usize / 2).await;
+    let (removed, kept) = names.split_at(20);
+    removed.iter().for_each(|name| assert!(node.store.free(name.tenant, &name.key, name.replica)));
+    let node = node.stop_and_restart().await;
+    for name in removed {
+        assert!(read(&node, name).await.is_none(), "{} is back", name.key);
+    }
+    for name in kept {
+        assert_right(&node, name, MIB as usize / 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_detached_disk_makes_its_objects_unavailable_and_brings_them_back() {
+    let node = TestNode::new(64 * MIB, Some(64 * MIB)).await;
+    let on_disk = node.put(MIB as usize).await;
+    node.demote_all().await;
+    let in_dram = node.put(MIB as usize).await;
+    node.store.detach_nvme().await.unwrap();
+    assert_right(&node, &in_dram, MIB as usize).await;
+    let unavailable = node.store.open(on_disk.tenant, &on_disk.key, on_disk.version).await;
+    assert!(matches!(unavailable.err(), Some(StoreError::TierUnavailable { .. })));
+    node.attach().await;
+    assert_right(&node, &on_disk, MIB as usize).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_bit_on_disk_is_a_miss_with_a_counter() {
+    let node = TestNode::new(64 * MIB, Some(64 * MIB)).await;
+    let names = node.put_many(8, MIB as usize).await;
+    node.demote_all().await;
+    node.flip_a_payload_bit(&names[3]);
+    for (position, name) in names.iter().enumerate() {
+        let mut reader = node.store.open(name.tenant, &name.key, name.version).await.unwrap().unwrap();
+        let read = reader.read_to_end().await;
+        if position == 3 {
+            assert!(matches!(read.err(), Some(StoreError::Corrupt { .. })));
+            assert!(node.store.open(name.tenant, &name.key, name.version).await.unwrap().is_none());
+        } else {
+            assert!(read.unwrap()[..] == payload(name.version.sequence, MIB as usize)[..]);
+        }
+    }
+    assert_eq!(node.tiers()[1].corruptions, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_is_never_served_for_another() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let name = node.put(1000).await;
+    let other = VersionId { sequence: name.version.sequence + 1000, ..name.version };
+    assert!(node.store.open(name.tenant, &key(name.version.sequence), other).await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_keeps_memory_until_it_ends() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let name = node.put(4 << 20).await;
+    let hold = node.store.hold(name.tenant, &name.key, name.version, Duration::from_millis(300)).unwrap().unwrap();
+    assert!(node.store.free(name.tenant, &name.key, name.replica));
+    assert!(node.dram().used >= 4 * MIB, "held");
+    let slices = hold.slices.clone();
+    assert!(slices.iter().all(|slice| slice.verify(0..slice.length()).is_ok()));
+    drop((hold, slices));
+    node.until(|node| node.dram().used == 0).await;
+}
+
+/// What a model of the store does beside the real one.
+#[derive(Clone, Debug)]
+enum Step {
+    Put { length: usize },
+    Free { which: usize },
+    Read { which: usize },
+    Demote,
+    Restart { clean: bool },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => (0..300_000_usize).prop_map(|length| Step::Put { length }),
+        2 => (0..1000_usize).prop_map(|which| Step::Free { which }),
+        6 => (0..1000_usize).prop_map(|which| Step::Read { which }),
+        1 => Just(Step::Demote),
+        1 => any::<bool>().prop_map(|clean| Step::Restart { clean }),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Below its capacity the store is a plain map, over demotions and restarts.
+    #[test]
+    fn the_store_is_a_map(steps in steps()) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut node = TestNode::with(StoreConfig { promote_after_reads: 1, ..TestNode::config() }, 32 * MIB, Some(64 * MIB)).await;
+            let mut model: Vec<(ReplicaName, usize)> = Vec::new();
+            let mut removed: Vec<ReplicaName> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Put { length } => model.push((node.put(length).await, length)),
+                    Step::Free { which } if !model.is_empty() => {
+                        let (name, _) = model.swap_remove(which % model.len());
+                        assert!(node.store.free(name.tenant, &name.key, name.replica));
+                        removed.push(name);
+                    }
+                    Step::Read { which } if !model.is_empty() => {
+                        let (name, length) = &model[which % model.len()];
+                        assert_right(&node, name, *length).await;
+                    }
+                    Step::Demote => node.demote_all().await,
+                    Step::Restart { clean: true } => node = node.stop_and_restart().await,
+                    Step::Restart { clean: false } => {
+                        // A kill may bring back what was removed just before; the catalog settles that.
+                        node = node.kill_and_restart().await;
+                        removed.clear();
+                    }
+                    Step::Free { .. } | Step::Read { .. } => {}
+                }
+                for name in &removed {
+                    assert!(read(&node, name).await.is_none());
+                }
+                node.assert_accounts();
+            }
+            for (name, length) in &model {
+                assert_right(&node, name, *length).await;
+            }
+        });
+    }
+}

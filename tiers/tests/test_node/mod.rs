@@ -1,0 +1,287 @@
+//! A node's tiers in temporary folders, with a catalog that answers as it is told.
+
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, TierKind, VersionId};
+use tidepool_tiers::memory::{MemoryConfig, MemoryTier, RecoveredSlice};
+use tidepool_tiers::nvme::{NvmeConfig, NvmeError, NvmeTier, WritePolicy};
+use tidepool_tiers::store::{Forget, ForgetAnswer, ReplicaIdentity, ReplicaName, TierReport};
+use tidepool_tiers::{StoreConfig, StoreError, TieredStore};
+
+/// How the catalog answers.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum Answers {
+    Allow,
+    Refuse,
+    Silence,
+}
+
+#[derive(Default)]
+pub(crate) struct ScriptedForget {
+    answers: AtomicU8,
+    pub(crate) asked: AtomicU64,
+}
+
+impl ScriptedForget {
+    pub(crate) fn answer(&self, answers: Answers) {
+        self.answers.store(answers as u8, Ordering::SeqCst);
+    }
+}
+
+impl Forget for ScriptedForget {
+    fn forget(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, Vec<ForgetAnswer>> {
+        self.asked.fetch_add(replicas.len() as u64, Ordering::SeqCst);
+        let answer = match self.answers.load(Ordering::SeqCst) {
+            0 => ForgetAnswer::Forgotten,
+            1 => ForgetAnswer::Refused,
+            _ => ForgetAnswer::Unanswered,
+        };
+        async move { vec![answer; replicas.len()] }.boxed()
+    }
+}
+
+/// Bytes that follow from a number, different everywhere.
+pub(crate) fn payload(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+pub(crate) fn key(sequence: u64) -> ObjectKey {
+    ObjectKey::new(format!("object/{sequence}").as_bytes()).unwrap()
+}
+
+pub(crate) struct TestNode {
+    pub(crate) store: TieredStore,
+    pub(crate) forget: Arc<ScriptedForget>,
+    config: StoreConfig,
+    memory: MemoryConfig,
+    nvme: Option<NvmeConfig>,
+    sequence: AtomicU64,
+    folder: tempfile::TempDir,
+    segment: SegmentFile,
+}
+
+const NODE: NodeId = NodeId(7);
+
+impl TestNode {
+    pub(crate) fn config() -> StoreConfig {
+        StoreConfig {
+            slice_bytes: 256 << 10,
+            promote_after_reads: 2,
+            scrub_bytes_per_second: 0,
+            watermark_high: 0.90,
+            watermark_low: 0.80,
+            ..StoreConfig::default()
+        }
+    }
+
+    pub(crate) async fn new(dram: u64, nvme: Option<u64>) -> Self {
+        Self::with(Self::config(), dram, nvme).await
+    }
+
+    pub(crate) async fn with(config: StoreConfig, dram: u64, nvme: Option<u64>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let name = folder.path().file_name().unwrap().to_string_lossy().into_owned();
+        let memory = MemoryConfig {
+            folder: Some(PathBuf::from("/dev/shm")),
+            name: format!("tidepool-test-{name}"),
+            capacity_bytes: dram,
+            survive_restart: true,
+            node: NODE,
+            incarnation: Incarnation(1),
+        };
+        let nvme = nvme.map(|capacity| NvmeConfig {
+            region_bytes: 1 << 20,
+            ..NvmeConfig::new(folder.path().join("nvme"), capacity)
+        });
+        let config = StoreConfig { heat_file: Some(folder.path().join("heat")), ..config };
+        let forget = Arc::new(ScriptedForget::default());
+        let store = Self::open(&config, &memory, nvme.as_ref(), &forget).await;
+        let segment = SegmentFile(segment_path(&memory));
+        Self { store, forget, config, memory, nvme, sequence: AtomicU64::new(1), folder, segment }
+    }
+
+    async fn open(
+        config: &StoreConfig,
+        memory: &MemoryConfig,
+        nvme: Option<&NvmeConfig>,
+        forget: &Arc<ScriptedForget>,
+    ) -> TieredStore {
+        let (memory, recovered): (Arc<MemoryTier>, Vec<RecoveredSlice>) = MemoryTier::open(memory).unwrap();
+        let nvme = match nvme {
+            Some(config) => Some((open_nvme(config).await, WritePolicy::OnEvict)),
+            None => None,
+        };
+        let forget: Arc<dyn Forget> = Arc::clone(forget) as Arc<dyn Forget>;
+        let store = TieredStore::start(config.clone(), memory, recovered, nvme, forget);
+        store.recover().await.unwrap();
+        store
+    }
+
+    pub(crate) fn identity(&self, sequence: u64) -> ReplicaIdentity {
+        let (node, incarnation) = (NODE, Incarnation(1));
+        let version = VersionId { node, incarnation, sequence };
+        let replica = ReplicaId { node, incarnation, sequence };
+        let name = ReplicaName { tenant: TenantId::DEFAULT, key: key(sequence), version, replica };
+        ReplicaIdentity { name, data_type: DataType::KvCache }
+    }
+
+    /// Puts an object of `length` bytes that follow from its sequence.
+    pub(crate) async fn put(&self, length: usize) -> ReplicaName {
+        self.try_put(length).await.unwrap()
+    }
+
+    pub(crate) async fn try_put(&self, length: usize) -> Result<ReplicaName, StoreError> {
+        let name = self.try_seal(length).await?;
+        assert!(self.store.complete(&name, name.version.sequence));
+        Ok(name)
+    }
+
+    pub(crate) async fn seal_only(&self, length: usize) -> ReplicaName {
+        self.try_seal(length).await.unwrap()
+    }
+
+    async fn try_seal(&self, length: usize) -> Result<ReplicaName, StoreError> {
+        let mut buffer = self.store.reserve(length as u64).await?;
+        let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);
+        let bytes = payload(sequence, length);
+        bytes.chunks(100_000).for_each(|piece| buffer.write(piece).unwrap());
+        Ok(buffer.seal(self.identity(sequence), Some(crc32fast::hash(&bytes)))?.name)
+    }
+
+    pub(crate) async fn put_many(&self, count: usize, length: usize) -> Vec<ReplicaName> {
+        let mut names = Vec::new();
+        for _ in 0..count {
+            names.push(self.put(length).await);
+        }
+        names
+    }
+
+    /// Drives everything out of DRAM by asking for all of it.
+    pub(crate) async fn demote_all(&self) {
+        let Err(StoreError::TooLarge { largest, .. }) = self.store.reserve(u64::MAX).await else {
+            panic!("nothing has room for so much");
+        };
+        drop(self.store.reserve(largest).await.unwrap());
+        self.until(|node| node.tiers_of(TierKind::Dram).objects == 0).await;
+    }
+
+    pub(crate) fn tiers(&self) -> [TierReport; 2] {
+        [self.tiers_of(TierKind::Dram), self.tiers_of(TierKind::Nvme)]
+    }
+
+    fn tiers_of(&self, tier: TierKind) -> TierReport {
+        self.store.tiers_report().into_iter().find(|report| report.tier == tier).unwrap()
+    }
+
+    pub(crate) fn dram(&self) -> TierReport {
+        self.tiers_of(TierKind::Dram)
+    }
+
+    pub(crate) fn assert_accounts(&self) {
+        for tier in self.store.tiers_report() {
+            assert_eq!(tier.free + tier.used + tier.reserved, tier.capacity, "{tier:?}");
+        }
+    }
+
+    pub(crate) fn assert_empty(&self) {
+        self.assert_accounts();
+        assert_eq!((self.dram().used, self.dram().reserved, self.store.len()), (0, 0, 0));
+    }
+
+    /// Waits until something holds; fails after 10 seconds.
+    pub(crate) async fn until(&self, holds: impl Fn(&Self) -> bool) {
+        let waiting = async {
+            while !holds(self) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), waiting).await.expect("it holds within 10 seconds");
+    }
+
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let path = self.nvme.as_ref().unwrap().path.join("regions.dat");
+        path.metadata().unwrap().blocks() * 512
+    }
+
+    pub(crate) async fn attach(&self) {
+        let tier = open_nvme(self.nvme.as_ref().unwrap()).await;
+        self.store.attach_nvme(tier, WritePolicy::OnEvict).await.unwrap();
+    }
+
+    pub(crate) async fn stop_and_restart(self) -> Self {
+        self.store.shutdown().await.unwrap();
+        self.reopen(|_| {}).await
+    }
+
+    /// Starts anew on segment and data file as they are at this instant, as after a kill: what the clean stop, which
+    /// is only there to let go of locks and threads, writes afterwards is thrown away.
+    pub(crate) async fn kill_and_restart(self) -> Self {
+        let mut files = vec![segment_path(&self.memory)];
+        files.extend(self.nvme.as_ref().map(|nvme| nvme.path.join("regions.dat")));
+        let copies: Vec<(PathBuf, PathBuf)> =
+            files.into_iter().map(|path| (path.with_extension("copy"), path)).collect();
+        copies.iter().for_each(|(copy, path)| drop(std::fs::copy(path, copy).unwrap()));
+        self.store.shutdown().await.unwrap();
+        self.reopen(|()| copies.iter().for_each(|(copy, path)| std::fs::rename(copy, path).unwrap())).await
+    }
+
+    async fn reopen(self, between: impl FnOnce(())) -> Self {
+        let Self { store, forget, config, memory, nvme, sequence, folder, segment } = self;
+        drop(store);
+        between(());
+        let store = Self::open(&config, &memory, nvme.as_ref(), &forget).await;
+        Self { store, forget, config, memory, nvme, sequence, folder, segment }
+    }
+
+    /// Flips one bit in the middle of the payload of the first slice of `name` in the data file.
+    pub(crate) fn flip_a_payload_bit(&self, name: &ReplicaName) {
+        let path = self.nvme.as_ref().unwrap().path.join("regions.dat");
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let image = std::fs::read(&path).unwrap();
+        let needle = &payload(name.version.sequence, 1 << 20)[1000..1064];
+        let at = image.windows(needle.len()).position(|window| window == needle).expect("payload is on disk");
+        file.write_all_at(&[image[at] ^ 0x10], at as u64).unwrap();
+        file.sync_all().unwrap();
+    }
+}
+
+/// Opens the tier; whoever still reads from its last life is waited for.
+async fn open_nvme(config: &NvmeConfig) -> Arc<NvmeTier> {
+    for _ in 0..1000 {
+        match NvmeTier::open(config.clone(), NODE) {
+            Err(NvmeError::Locked { .. }) => tokio::time::sleep(Duration::from_millis(5)).await,
+            opened => return opened.unwrap(),
+        }
+    }
+    panic!("the tier of the last life is never let go of");
+}
+
+fn segment_path(memory: &MemoryConfig) -> PathBuf {
+    memory.folder.as_ref().unwrap().join(&memory.name)
+}
+
+/// Removes the segment at the end of a test.
+pub(crate) struct SegmentFile(PathBuf);
+
+impl Drop for SegmentFile {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_file(&self.0);
+    }
+}
