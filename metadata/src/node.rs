@@ -27,3 +27,15 @@ pub enum TierKind {
     /// A disk.
     Nvme = 2,
 }
+
+impl TierKind {
+    /// Its name in reports and messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Dram => "dram",
+            Self::Nvme => "nvme",
+        }
+    }
+}

@@ -1,1 +1,20 @@
-//! The tidepool binary: node, gRPC, admin HTTP, CLI.
+//! The tidepool server: the only place where all crates meet.
+//!
+//! [`node`] is the service; [`grpc`] and [`admin`] adapt it to their protocols; [`server`] starts and stops everything
+//! in one order; [`cli`] is the command line.
+
+pub mod admin;
+pub mod auth;
+pub mod cli;
+pub mod config;
+pub mod error;
+pub mod folder;
+pub mod grpc;
+pub mod node;
+mod plan;
+pub mod server;
+pub mod telemetry;
+
+pub use config::Config;
+pub use error::Error;
+pub use server::Server;

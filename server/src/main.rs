@@ -1,3 +1,7 @@
-//! Entry point.
+//! Entry point: arguments, telemetry and everything else are the command line's business.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tidepool_server::cli::run()
+}

@@ -1,11 +1,111 @@
 //! The node: one service through which every protocol reserves, writes, completes and reads.
 //!
 //! gRPC, the engine's messages and admin are thin adapters of [`NodeService`]; no type of theirs appears here.
-//! Whoever receives a put is its coordinator.
+//! Whoever receives a put is its coordinator. The service reaches the catalog through one handle and the bytes
+//! through one store; it holds no state of its own but counters of ids.
+//!
+//! Order of a put: reserve (DRAM, a version id, a replica id), write, seal, propose *complete*, and on the committed
+//! answer show or free the bytes. Once sealed, a put goes on without its caller: bytes are freed only after a
+//! committed answer, refused or abandoned (protocol: put).
 
+mod error;
+mod free_list;
+mod get;
+mod manage;
+mod put;
+mod reconcile;
+mod start;
 mod types;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidepool_metadata::catalog::{Answer, Query};
+use tidepool_metadata::{Incarnation, NodeId, ReplicaId, TenantId, VersionId};
+use tidepool_replication::{CatalogHandle, Read};
+use tidepool_tiers::TieredStore;
+
+use crate::error::Error;
+
+pub use get::ObjectReader;
+pub use manage::{NodeInfo, ObjectReport};
+pub use put::{Reservation, Reserve};
+pub use reconcile::Reconciled;
+pub use start::{Node, NodeConfig};
 pub use types::{
-    Freshness, KeyFilter, ListPage, ListedObject, MatchPage, ObjectDescription, ObjectName, ObjectStat, PutDone,
-    PutItem, PutOptions, PutOutcome, RangeRequest, RemoveOutcome, ReplicaStat,
+    Existence, Freshness, KeyFilter, ListPage, ListedObject, MatchPage, ObjectDescription, ObjectName, ObjectStat,
+    PutDone, PutItem, PutOptions, PutOutcome, RangeRequest, RemoveOutcome, ReplicaStat,
 };
+
+/// How long a proposal may take before its outcome counts as unknown.
+const PROPOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Lease of a caller that does not say how long.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(5);
+
+/// All that a node does for its callers. Cheap to clone.
+#[derive(Clone)]
+pub struct NodeService {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    node: NodeId,
+    incarnation: Incarnation,
+    store: TieredStore,
+    catalog: CatalogHandle,
+    /// Counts reservations of this incarnation: version and replica ids.
+    sequence: AtomicU64,
+    max_object_bytes: u64,
+}
+
+impl NodeService {
+    fn new(node: NodeId, incarnation: Incarnation, store: TieredStore, catalog: CatalogHandle, max: u64) -> Self {
+        let sequence = AtomicU64::new(1);
+        Self { inner: Arc::new(Inner { node, incarnation, store, catalog, sequence, max_object_bytes: max }) }
+    }
+
+    /// The number of the tenant called `name`; empty is the default one.
+    ///
+    /// # Errors
+    /// `UNKNOWN_TENANT`.
+    pub async fn tenant(&self, name: &str) -> Result<TenantId, Error> {
+        if name.is_empty() || name == "default" {
+            return Ok(TenantId::DEFAULT);
+        }
+        let (_, answer) = self.inner.catalog.query(Query::Tenants, Read::Linearizable).await?;
+        let Answer::Tenants(tenants) = answer else { return Err(error::unexpected("tenants")) };
+        let found = tenants.into_iter().find(|tenant| tenant.name == name && !tenant.dropping);
+        found.map(|tenant| tenant.tenant).ok_or_else(|| error::unknown_tenant(name))
+    }
+
+    /// The store under the service, for reports.
+    #[must_use]
+    pub fn store(&self) -> &TieredStore {
+        &self.inner.store
+    }
+
+    /// The catalog, for reports.
+    #[must_use]
+    pub fn catalog(&self) -> &CatalogHandle {
+        &self.inner.catalog
+    }
+
+    /// This node's number and life.
+    #[must_use]
+    pub fn identity(&self) -> (NodeId, Incarnation) {
+        (self.inner.node, self.inner.incarnation)
+    }
+
+    /// Largest object that is taken, in bytes.
+    #[must_use]
+    pub fn max_object_bytes(&self) -> u64 {
+        self.inner.max_object_bytes
+    }
+
+    fn next_ids(&self) -> (VersionId, ReplicaId) {
+        let Inner { node, incarnation, .. } = *self.inner;
+        let sequence = self.inner.sequence.fetch_add(1, Ordering::Relaxed);
+        (VersionId { node, incarnation, sequence }, ReplicaId { node, incarnation, sequence })
+    }
+}

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tidepool_metadata::{DataType, LogIndex, ObjectKey, TenantId, VersionId};
 
+pub use tidepool_metadata::catalog::{KeyFilter, ListedObject, Page as ListPage, Presence as Existence};
+
 /// An object's full name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectName {
@@ -89,8 +91,8 @@ pub struct ObjectDescription {
     pub data_type: DataType,
     /// Its group.
     pub group: Option<Arc<str>>,
-    /// CRC-32 of the bytes that follow.
-    pub checksum: u32,
+    /// CRC-32 of the bytes that follow, known beforehand if they are the whole object.
+    pub checksum: Option<u32>,
     /// Where it was found: `dram` or `nvme`.
     pub tier: &'static str,
     /// Which put.
@@ -108,17 +110,6 @@ pub enum RemoveOutcome {
     Pinned,
 }
 
-/// Which keys a removal by pattern means.
-#[derive(Clone, Debug)]
-pub enum KeyFilter {
-    /// Those that start with these bytes.
-    Prefix(Vec<u8>),
-    /// Those in which this expression matches somewhere.
-    Pattern(regex::bytes::Regex),
-    /// All of the tenant.
-    All,
-}
-
 /// One step of a removal by pattern.
 #[derive(Clone, Debug, Default)]
 pub struct MatchPage {
@@ -132,32 +123,6 @@ pub struct MatchPage {
     pub next: Option<ObjectKey>,
     /// Log index of the last removal.
     pub log_index: LogIndex,
-}
-
-/// One page of a listing, in key order.
-#[derive(Clone, Debug, Default)]
-pub struct ListPage {
-    /// The objects.
-    pub objects: Vec<ListedObject>,
-    /// Where the next page starts (exclusive); `None` at the end.
-    pub next: Option<ObjectKey>,
-}
-
-/// One object of a listing.
-#[derive(Clone, Debug)]
-pub struct ListedObject {
-    /// Its key.
-    pub key: ObjectKey,
-    /// Its length in bytes.
-    pub length: u64,
-    /// What it holds.
-    pub data_type: DataType,
-    /// Its group.
-    pub group: Option<Arc<str>>,
-    /// How often it is pinned.
-    pub pins: u32,
-    /// How many complete copies it has.
-    pub replicas: u32,
 }
 
 /// What the catalog knows of one object.

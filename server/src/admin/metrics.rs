@@ -1,0 +1,93 @@
+//! Metrics for Prometheus: taken from the node's own counters when they are asked for. All names stand here.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tidepool_metadata::ErrorKind;
+use tidepool_tiers::store::TierReport;
+
+use crate::error::Error;
+use crate::node::NodeService;
+
+/// Labels of a tier's metrics.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TierLabel {
+    tier: String,
+}
+
+/// What can be said of a tier: name, help, value.
+type TierGauge = (&'static str, &'static str, fn(&TierReport) -> u64);
+
+/// Gauges, because they are copies of counters kept elsewhere; they rise only.
+const TIER_GAUGES: [TierGauge; 14] = [
+    ("tidepool_tier_capacity_bytes", "Bytes that the tier may use", |tier| tier.capacity),
+    ("tidepool_tier_used_bytes", "Bytes of slices or records", |tier| tier.used),
+    ("tidepool_tier_reserved_bytes", "Bytes being filled or written", |tier| tier.reserved),
+    ("tidepool_tier_free_bytes", "Bytes that can be taken", |tier| tier.free),
+    ("tidepool_tier_objects", "Replicas on this tier", |tier| tier.objects),
+    ("tidepool_tier_hits", "Reads served from this tier", |tier| tier.hits),
+    ("tidepool_tier_evictions", "Replicas that left the node from this tier", |tier| tier.evictions),
+    ("tidepool_tier_demotions", "Replicas moved to the next slower tier", |tier| tier.demotions),
+    ("tidepool_tier_demoted_bytes", "Bytes written to the next slower tier", |tier| tier.demoted_bytes),
+    ("tidepool_tier_failed_demotions", "Demotions that failed; the bytes stayed", |tier| tier.failed_demotions),
+    ("tidepool_tier_promotions", "Replicas that came from the next slower tier", |tier| tier.promotions),
+    ("tidepool_tier_corruptions", "Damaged copies found and dropped", |tier| tier.corruptions),
+    ("tidepool_tier_io_errors", "I/O errors", |tier| tier.errors),
+    ("tidepool_tier_scrubbed_bytes", "Bytes verified by the scrub", |tier| tier.scrubbed_bytes),
+];
+
+/// The node's metrics.
+pub(super) struct Metrics {
+    service: NodeService,
+}
+
+impl Metrics {
+    pub(super) fn new(service: NodeService) -> Self {
+        Self { service }
+    }
+
+    /// All metrics as OpenMetrics text.
+    pub(super) async fn encode(&self) -> Result<String, Error> {
+        let mut registry = Registry::default();
+        let tiers = self.service.store().tiers_report();
+        for (name, help, value) in TIER_GAUGES {
+            let family = Family::<TierLabel, Gauge>::default();
+            for tier in &tiers {
+                let label = TierLabel { tier: tier.tier.name().to_owned() };
+                family.get_or_create(&label).set(i64::try_from(value(tier)).unwrap_or(i64::MAX));
+            }
+            registry.register(name, help, family);
+        }
+        let info = self.service.info().await?;
+        let memory = resident_bytes();
+        for (name, help, value) in [
+            ("tidepool_catalog_objects", "Objects that the catalog knows", info.objects),
+            ("tidepool_catalog_applied_index", "Log index of the last entry applied", info.applied.0),
+            ("tidepool_misses", "Reads that found nothing on this node", self.service.store().misses()),
+            ("tidepool_ready", "Whether the node knows all that it has", u64::from(info.phase == "serving")),
+            ("tidepool_process_resident_bytes", "Resident memory of the process, the segment included", memory),
+        ] {
+            registry.register(name, help, gauge(value));
+        }
+        let mut text = String::new();
+        encode(&mut text, &registry).map_err(|error| Error::new(ErrorKind::Internal, "INTERNAL", error.to_string()))?;
+        Ok(text)
+    }
+}
+
+fn gauge(value: u64) -> Gauge {
+    let gauge = Gauge::default();
+    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+    gauge
+}
+
+/// `VmRSS` of this process, 0 if it can't be read.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib =
+        line.and_then(|rest| rest.trim().strip_suffix(" kB")).and_then(|number| number.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}

@@ -1,0 +1,195 @@
+//! Admin HTTP: JSON of what operators ask, metrics, health, and a page for people.
+
+mod metrics;
+pub mod report;
+mod rows;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use tidepool_metadata::{ErrorKind, ObjectKey};
+use tidepool_tiers::nvme::{NvmeConfig, NvmeTier};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::auth::Auth;
+use crate::config::Size;
+use crate::error::Error;
+use crate::node::{NodeService, ObjectName};
+use report::{AttachRequest, InfoReport, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
+
+/// What the handlers need. Cheap to clone.
+#[derive(Clone)]
+pub struct AdminApi {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    service: NodeService,
+    auth: Auth,
+    ready: watch::Receiver<bool>,
+    cluster: u64,
+    grpc: SocketAddr,
+    /// What an attach without settings attaches.
+    nvme: Option<NvmeConfig>,
+    metrics: metrics::Metrics,
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        (self.http_status(), Json(self.to_json())).into_response()
+    }
+}
+
+impl AdminApi {
+    /// Adapts `service`.
+    #[must_use]
+    pub fn new(
+        service: NodeService,
+        auth: Auth,
+        ready: watch::Receiver<bool>,
+        cluster: u64,
+        grpc: SocketAddr,
+        nvme: Option<NvmeConfig>,
+    ) -> Self {
+        let metrics = metrics::Metrics::new(service.clone());
+        Self { inner: Arc::new(Inner { service, auth, ready, cluster, grpc, nvme, metrics }) }
+    }
+
+    /// All routes. Health needs no secret: it says nothing that the port's being open does not.
+    #[must_use]
+    pub fn router(self) -> Router {
+        let protected = Router::new()
+            .route("/", get(page))
+            .route("/v1/tiers", get(tiers))
+            .route("/v1/recovery", get(recovery))
+            .route("/v1/objects", get(object))
+            .route("/v1/info", get(info))
+            .route("/v1/nvme/attach", post(attach))
+            .route("/v1/nvme/detach", post(detach))
+            .route("/metrics", get(prometheus))
+            .layer(middleware::from_fn_with_state(self.clone(), check));
+        Router::new()
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/readyz", get(readyz))
+            .merge(protected)
+            .with_state(self)
+    }
+
+    /// Serves until `stop` says true.
+    ///
+    /// # Errors
+    /// The transport's.
+    pub async fn serve(self, listener: TcpListener, mut stop: watch::Receiver<bool>) -> Result<(), Error> {
+        let stopped = async move {
+            let _gone = stop.wait_for(|stop| *stop).await;
+        };
+        let served = axum::serve(listener, self.router()).with_graceful_shutdown(stopped).await;
+        served.map_err(|error| Error::new(ErrorKind::Internal, "INTERNAL", error.to_string()))
+    }
+}
+
+async fn check(State(api): State<AdminApi>, request: Request, next: Next) -> Result<Response, Error> {
+    api.inner.auth.check(request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes()))?;
+    Ok(next.run(request).await)
+}
+
+async fn page() -> Html<&'static str> {
+    Html(include_str!("page.html"))
+}
+
+async fn readyz(State(api): State<AdminApi>) -> (StatusCode, String) {
+    let phase = api.inner.service.phase();
+    if *api.inner.ready.borrow() {
+        (StatusCode::OK, format!("{phase}\n"))
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {phase}\n"))
+    }
+}
+
+async fn tiers(State(api): State<AdminApi>) -> Json<TiersReport> {
+    Json(rows::tiers(api.inner.service.store()))
+}
+
+async fn recovery(State(api): State<AdminApi>) -> Json<RecoveryReport> {
+    Json(rows::recovery(&api.inner.service.store().recovery_report()))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ObjectQuery {
+    key: Option<String>,
+    key_base64: Option<String>,
+    #[serde(default)]
+    tenant: String,
+}
+
+async fn object(State(api): State<AdminApi>, Query(query): Query<ObjectQuery>) -> Result<Json<ObjectReport>, Error> {
+    let invalid = |what: String| Error::new(ErrorKind::Invalid, "BAD_KEY", what).field("key");
+    let bytes = match (query.key, query.key_base64) {
+        (Some(key), None) => key.into_bytes(),
+        (None, Some(key)) => STANDARD.decode(key).map_err(|error| invalid(format!("key_base64: {error}")))?,
+        _ => return Err(invalid("give either key or key_base64".into())),
+    };
+    let key = ObjectKey::new(&bytes).map_err(|error| invalid(error.to_string()))?;
+    let tenant = api.inner.service.tenant(&query.tenant).await?;
+    let found = api.inner.service.object_report(&ObjectName { tenant, key }).await?;
+    Ok(Json(rows::object(&found)))
+}
+
+async fn info(State(api): State<AdminApi>) -> Result<Json<InfoReport>, Error> {
+    let info = api.inner.service.info().await?;
+    Ok(Json(InfoReport {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node: info.node.to_string(),
+        cluster: format!("{:016x}", api.inner.cluster),
+        incarnation: info.incarnation.0,
+        role: info.role.to_owned(),
+        phase: info.phase.to_owned(),
+        applied_index: info.applied.0,
+        objects: info.objects,
+        grpc: api.inner.grpc.to_string(),
+    }))
+}
+
+async fn attach(State(api): State<AdminApi>, Json(request): Json<AttachRequest>) -> Result<Json<NvmeReport>, Error> {
+    let invalid = |field, what: String| Error::new(ErrorKind::Invalid, "BAD_CONFIG", what).field(field);
+    let Some(mut config) = api.inner.nvme.clone() else {
+        return Err(invalid("nvme.enabled", "the node runs with nvme.enabled = false: restart it with true".into()));
+    };
+    if let Some(path) = request.path {
+        config.path = path.into();
+    }
+    if let Some(capacity) = request.capacity {
+        let capacity: Size = capacity.parse().map_err(|what| invalid("capacity", what))?;
+        config.capacity_bytes = capacity.0;
+    }
+    let (node, _) = api.inner.service.identity();
+    let writes = config.write_policy;
+    let opened = tokio::task::spawn_blocking(move || NvmeTier::open(config, node)).await;
+    let opened = opened.map_err(|panic| Error::new(ErrorKind::Internal, "INTERNAL", panic.to_string()))?;
+    let nvme = opened.map_err(|error| Error::new(ErrorKind::Invalid, "NVME_UNUSABLE", error.to_string()))?;
+    let records = api.inner.service.store().attach_nvme(nvme, writes).await?;
+    Ok(Json(NvmeReport { state: "attached".into(), records }))
+}
+
+async fn detach(State(api): State<AdminApi>) -> Result<Json<NvmeReport>, Error> {
+    api.inner.service.store().detach_nvme().await?;
+    Ok(Json(NvmeReport { state: "detached".into(), records: 0 }))
+}
+
+async fn prometheus(State(api): State<AdminApi>) -> Result<(HeaderMap, String), Error> {
+    let text = api.inner.metrics.encode().await?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let headers = [(header::CONTENT_TYPE, header::HeaderValue::from_static(kind))];
+    Ok((headers.into_iter().collect(), text))
+}

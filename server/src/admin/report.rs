@@ -1,0 +1,172 @@
+//! What admin HTTP answers and the command line shows: plain data, the same on both sides.
+
+use serde::{Deserialize, Serialize};
+
+/// `GET /v1/tiers`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TiersReport {
+    /// Fastest first.
+    pub tiers: Vec<TierRow>,
+    /// Reads that found nothing on this node.
+    pub misses: u64,
+}
+
+/// One tier. `free + used + reserved == capacity`, in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TierRow {
+    /// `device`, `dram`, `nvme`.
+    pub tier: String,
+    /// `serving`, `failed: ..`, `detached`.
+    pub state: String,
+    /// How it does I/O.
+    pub engine: String,
+    /// Bytes that it may use.
+    pub capacity: u64,
+    /// Bytes of slices or records.
+    pub used: u64,
+    /// Bytes being filled or written.
+    pub reserved: u64,
+    /// Bytes that can be taken.
+    pub free: u64,
+    /// Replicas on this tier.
+    pub objects: u64,
+    /// Reads served from here.
+    pub hits: u64,
+    /// Replicas that left the node from here.
+    pub evictions: u64,
+    /// Replicas moved to the next slower tier.
+    pub demotions: u64,
+    /// Bytes of those that had to be written.
+    pub demoted_bytes: u64,
+    /// Moves to the next slower tier that failed; the bytes stayed.
+    pub failed_demotions: u64,
+    /// Replicas that came from the next slower tier.
+    pub promotions: u64,
+    /// Bytes written to the device for each byte that was demoted to it.
+    pub write_amplification: f64,
+    /// Damaged copies found and dropped.
+    pub corruptions: u64,
+    /// I/O errors.
+    pub errors: u64,
+    /// The last one.
+    pub last_error: Option<String>,
+    /// Bytes verified by the scrub.
+    pub scrubbed_bytes: u64,
+}
+
+/// `GET /v1/recovery`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecoveryReport {
+    /// In order.
+    pub phases: Vec<PhaseRow>,
+    /// Whether the node knows all that it has.
+    pub finished: bool,
+}
+
+/// One phase.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PhaseRow {
+    /// `hot_keys`, `dram`, `disk`.
+    pub phase: String,
+    /// `waiting`, `running`, `done`.
+    pub state: String,
+    /// Replicas to look at, as far as known.
+    pub total: u64,
+    /// Replicas adopted.
+    pub adopted: u64,
+    /// Replicas dropped: damaged, or not whole.
+    pub dropped: u64,
+    /// Bytes of the adopted ones.
+    pub bytes: u64,
+    /// How long it ran, in milliseconds.
+    pub elapsed_ms: u64,
+}
+
+/// `GET /v1/objects`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ObjectReport {
+    /// The key, if it is UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The key in base64, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_base64: Option<String>,
+    /// Length in bytes.
+    pub length: u64,
+    /// What it holds.
+    pub data_type: String,
+    /// Its group.
+    pub group: String,
+    /// How often it is pinned.
+    pub pins: u32,
+    /// Which put.
+    pub version: String,
+    /// How long a lease on it lasts, in milliseconds.
+    pub lease_ms: u32,
+    /// Its copies.
+    pub replicas: Vec<ReplicaRow>,
+    /// Where its slices lie on this node.
+    pub slices: Vec<SliceRow>,
+}
+
+/// One copy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaRow {
+    /// Its node.
+    pub node: String,
+    /// That node's state.
+    pub node_state: String,
+}
+
+/// One slice on one tier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SliceRow {
+    /// Its number.
+    pub slice: u32,
+    /// On which tier.
+    pub tier: String,
+    /// The place, in the tier's own words.
+    pub place: String,
+}
+
+/// `GET /v1/info`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InfoReport {
+    /// Of the program.
+    pub version: String,
+    /// The node.
+    pub node: String,
+    /// Its cluster.
+    pub cluster: String,
+    /// Its life.
+    pub incarnation: u32,
+    /// Its role in the catalog's group.
+    pub role: String,
+    /// What it is doing.
+    pub phase: String,
+    /// How far its catalog is.
+    pub applied_index: u64,
+    /// Objects that the catalog knows.
+    pub objects: u64,
+    /// Where gRPC listens.
+    pub grpc: String,
+}
+
+/// Body of `POST /v1/nvme/attach`: what is left out is as configured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AttachRequest {
+    /// Folder.
+    pub path: Option<String>,
+    /// Capacity, as in the configuration.
+    pub capacity: Option<String>,
+}
+
+/// Answer to attach and detach.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NvmeReport {
+    /// `attached` or `detached`.
+    pub state: String,
+    /// Records found and taken over.
+    pub records: u64,
+}

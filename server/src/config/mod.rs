@@ -1,0 +1,332 @@
+//! Settings: one typed TOML file, environment and flags over it, checked once, before anything is opened.
+//!
+//! Precedence: flags (`--set section.field=value`), environment (`TIDEPOOL_SECTION__FIELD`), file, defaults. Unknown
+//! fields are errors; a value out of bounds is refused with the name of the field, the value and the bounds; nothing
+//! is bent quietly. `docs/src/configuration.md` lists every field, and a test holds it to this file.
+
+mod load;
+mod units;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use tidepool_tiers::eviction::EvictionPolicy;
+
+pub use load::{ConfigError, load};
+pub use units::{Period, Size};
+
+/// All settings of one process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Where the node keeps everything: a path. Default: `/var/lib/tidepool` as root, else
+    /// `$XDG_DATA_HOME/tidepool`.
+    pub data: Option<PathBuf>,
+    /// How long a clean stop may take: 1 s to 10 min, default 20 s. Too short: calls are cut off.
+    pub shutdown_timeout: ShutdownTimeout,
+    /// Listener of the client protocol.
+    pub grpc: Grpc,
+    /// Listener of admin HTTP.
+    pub admin: Admin,
+    /// The cluster that this node belongs to.
+    pub cluster: Cluster,
+    /// The replicated catalog.
+    pub catalog: Catalog,
+    /// How objects are cut and moved.
+    pub store: Store,
+    /// The DRAM tier.
+    pub dram: Dram,
+    /// The NVMe tier of this instance.
+    pub nvme: Nvme,
+    /// The device tier.
+    pub device: Device,
+    /// Bounds on what callers may ask for.
+    pub limits: Limits,
+    /// Logs and traces.
+    pub telemetry: Telemetry,
+}
+
+/// A newtype only for its default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ShutdownTimeout(pub Period);
+
+impl Default for ShutdownTimeout {
+    fn default() -> Self {
+        Self(Period::seconds(20))
+    }
+}
+
+/// Listener of the client protocol.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Grpc {
+    /// Address, default `127.0.0.1:7420`; port 0 picks a free one. Others than loopback: see `cluster`.
+    pub listen: SocketAddr,
+    /// Also listen on `<data>/tidepool.sock` (mode 0600), default true.
+    pub unix_socket: bool,
+}
+
+impl Default for Grpc {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 7420)), unix_socket: true }
+    }
+}
+
+/// Listener of admin HTTP.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Admin {
+    /// Address, default `127.0.0.1:7422`; port 0 picks a free one.
+    pub listen: SocketAddr,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 7422)) }
+    }
+}
+
+/// The cluster that this node belongs to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cluster {
+    /// File with the shared secret, 16 bytes or more, mode 0600. With it, every call must carry the secret, and
+    /// listeners may have other addresses than loopback. Default: none.
+    pub secret_file: Option<PathBuf>,
+    /// Allow other addresses than loopback without a secret, default false. Whoever reaches them can read and remove
+    /// everything.
+    pub insecure: bool,
+    /// Addresses of a group to join. Default: none, the node forms a group of its own. Not built yet: refused.
+    pub join: Vec<String>,
+}
+
+/// When a logged change counts as done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// When it is on the disk.
+    #[default]
+    Fsync,
+    /// When the kernel has it: a loss of power may lose acknowledged puts.
+    Os,
+}
+
+/// The replicated catalog.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Catalog {
+    /// `fsync` (default) or `os`.
+    pub durability: Durability,
+}
+
+/// How objects are cut and moved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Store {
+    /// Length of slices: 64 KiB to 16 MiB in steps of 64 KiB, default 4 MiB. Small: more records; large: coarse eviction.
+    pub slice_bytes: Size,
+    /// Reads from NVMe after which an object is promoted to DRAM: 0 (never) to 255, default 2.
+    pub promote_after_reads: u8,
+    /// Bytes that the background scrub verifies a second: 0 (off) to 16 GiB, default 64 MiB.
+    pub scrub_bytes_per_second: Size,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self { slice_bytes: Size(4 << 20), promote_after_reads: 2, scrub_bytes_per_second: Size(64 << 20) }
+    }
+}
+
+/// The DRAM tier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Dram {
+    /// Bytes to lend: 16 MiB and more. Default: a quarter of what the machine (or its control group) has free, 256 MiB
+    /// to 64 GiB.
+    pub capacity: Option<Size>,
+    /// Where the segment file lies, a tmpfs or hugetlbfs. Default: a hugetlbfs with enough free pages, else `/dev/shm`.
+    pub folder: Option<PathBuf>,
+    /// Keep the segment over restarts of the process, default true. False: anonymous memory, lost with the process.
+    pub survive_restart: bool,
+    /// Share in use at which demotion starts: above `watermark_low`, to 0.99, default 0.95.
+    pub watermark_high: f64,
+    /// Share in use at which demotion stops: 0.1 and more, default 0.90.
+    pub watermark_low: f64,
+    /// Which objects leave first: `lru` (default) or `s3fifo`.
+    pub eviction: EvictionPolicy,
+}
+
+impl Default for Dram {
+    fn default() -> Self {
+        Self {
+            capacity: None,
+            folder: None,
+            survive_restart: true,
+            watermark_high: 0.95,
+            watermark_low: 0.90,
+            eviction: EvictionPolicy::Lru,
+        }
+    }
+}
+
+/// How the NVMe tier talks to its disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NvmeEngine {
+    /// io_uring if the kernel allows it, else threads.
+    #[default]
+    Auto,
+    /// io_uring, or no start.
+    IoUring,
+    /// Threads.
+    Blocking,
+}
+
+/// Whether the page cache is passed by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DirectIo {
+    /// O_DIRECT if the file system allows it.
+    #[default]
+    Auto,
+    /// O_DIRECT, or no start.
+    On,
+    /// The page cache.
+    Off,
+}
+
+/// When objects are written to NVMe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NvmeWrites {
+    /// When they leave DRAM.
+    #[default]
+    OnEvict,
+    /// Before their put is answered.
+    WriteThrough,
+    /// Never: what is there is only read.
+    Never,
+}
+
+/// The NVMe tier of this instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Nvme {
+    /// Use it, default true.
+    pub enabled: bool,
+    /// Its folder. Default: `<data>/nvme`.
+    pub path: Option<PathBuf>,
+    /// Hard cap on its disk use: 8 regions and 1 MiB, and more. Default: a tenth of the free space there, at most 32 GiB.
+    pub capacity: Option<Size>,
+    /// Length of regions: 1 MiB to 256 MiB in steps of 4 KiB, default 16 MiB; fixed when the folder is made.
+    pub region_bytes: Size,
+    /// Requests at the device at a time: 1 to 1024, default 32.
+    pub queue_depth: u32,
+    /// `auto` (default), `io_uring`, `blocking`.
+    pub engine: NvmeEngine,
+    /// `auto` (default), `on`, `off`.
+    pub direct: DirectIo,
+    /// `on_evict` (default), `write_through`, `never`.
+    pub write_policy: NvmeWrites,
+}
+
+impl Default for Nvme {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            path: None,
+            capacity: None,
+            region_bytes: Size(16 << 20),
+            queue_depth: 32,
+            engine: NvmeEngine::Auto,
+            direct: DirectIo::Auto,
+            write_policy: NvmeWrites::OnEvict,
+        }
+    }
+}
+
+/// What kind of device memory there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// No device tier.
+    #[default]
+    None,
+    /// Host memory standing in for a device, for tests.
+    Host,
+}
+
+/// The device tier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Device {
+    /// `none` (default) or `host`.
+    pub kind: DeviceKind,
+    /// Bytes to lend: 1 MiB and more, default 256 MiB.
+    pub capacity: Size,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        Self { kind: DeviceKind::None, capacity: Size(256 << 20) }
+    }
+}
+
+/// Bounds on what callers may ask for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Bytes of values in flight: 16 MiB to 64 GiB, default 256 MiB. Above it calls are refused with a retry hint.
+    pub inflight_bytes: Size,
+    /// Open connections: 1 to 1,000,000, default 10,000. Further ones wait in the kernel's queue.
+    pub connections: u32,
+    /// Calls at a time on one connection: 1 to 100,000, default 1,024.
+    pub streams: u32,
+    /// Largest object: 1 byte to 16 GiB, default 16 GiB.
+    pub max_object_bytes: Size,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            inflight_bytes: Size(256 << 20),
+            connections: 10_000,
+            streams: 1024,
+            max_object_bytes: Size(tidepool_metadata::MAX_OBJECT_BYTES),
+        }
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Logs and traces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Telemetry {
+    /// `human` (default) or `json`.
+    pub log_format: LogFormat,
+    /// What to log, in `tracing`'s filter language, default `info`.
+    pub log_filter: String,
+    /// OTLP collector (gRPC URL) for traces. Default: none.
+    pub otlp_endpoint: Option<String>,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self { log_format: LogFormat::Human, log_filter: "info".into(), otlp_endpoint: None }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Batches: one outcome per item, in request order, as structures of arrays.
+
+use bytes::{Bytes, BytesMut};
+use futures::stream;
+use tidepool_metadata::proto;
+use tidepool_metadata::{ErrorKind, ObjectKey, TenantId};
+
+use super::{MAX_UNARY_BYTES, Replies, StoreApi, convert};
+use crate::error::Error;
+use crate::node::{Freshness, ObjectName, PutItem, RangeRequest};
+
+/// About how many bytes of values one message of a batch get carries.
+const REPLY_BYTES: usize = 4 << 20;
+
+impl StoreApi {
+    pub(super) async fn put_objects(&self, request: proto::BatchPutRequest) -> Result<proto::BatchPutReply, Error> {
+        let proto::BatchPutRequest { tenant, keys, values, options, checksums } = request;
+        let count = keys.len();
+        if values.len() != count || !(checksums.is_empty() || checksums.len() == count) {
+            let message = format!("{count} keys, {} values, {} checksums", values.len(), checksums.len());
+            return Err(convert::invalid("LENGTH_MISMATCH", "values", message));
+        }
+        let keys = convert::keys(&keys)?;
+        let tenant = self.tenant(&tenant).await?;
+        let options = convert::options(options)?;
+        let _inflight = self.inflight.admit(values.iter().map(|value| value.len() as u64).sum())?;
+        let items = keys.into_iter().zip(values).enumerate().map(|(position, (key, value))| PutItem {
+            name: ObjectName { tenant, key },
+            value,
+            checksum: checksums.get(position).copied(),
+        });
+        let results = self.service.put_batch(items.collect(), &options).await;
+        let mut reply = proto::BatchPutReply::default();
+        let failed = results.iter().any(Result::is_err);
+        for result in results {
+            let (outcome, reason) = match result {
+                Ok(done) => {
+                    reply.log_index = reply.log_index.max(done.log_index.0);
+                    (convert::put_outcome(done.outcome), "")
+                }
+                Err(error) => (proto::PutOutcome::Failed, error.reason()),
+            };
+            reply.outcomes.push(outcome.into());
+            if failed {
+                reply.reasons.push(reason.to_owned());
+            }
+        }
+        Ok(reply)
+    }
+
+    pub(super) async fn get_objects(
+        &self,
+        request: proto::BatchGetRequest,
+    ) -> Result<Replies<proto::BatchGetReply>, Error> {
+        let keys = convert::keys(&request.keys)?;
+        let tenant = self.tenant(&request.tenant).await?;
+        let freshness = convert::freshness(request.fresh, request.seen_index);
+        let api = self.clone();
+        let replies = stream::try_unfold((api, keys, 0), move |(api, keys, first)| async move {
+            if first == keys.len() {
+                return Ok::<_, tonic::Status>(None);
+            }
+            let reply = api.gather(tenant, &keys, first, freshness).await?;
+            let next = first + reply.outcomes.len();
+            Ok(Some((reply, (api, keys, next))))
+        });
+        Ok(Box::pin(replies))
+    }
+
+    /// Reads items from `first` on until a message is full.
+    async fn gather(
+        &self,
+        tenant: TenantId,
+        keys: &[ObjectKey],
+        first: usize,
+        freshness: Freshness,
+    ) -> Result<proto::BatchGetReply, Error> {
+        use proto::GetOutcome;
+        let _inflight = self.inflight.admit(REPLY_BYTES as u64)?;
+        let mut reply = proto::BatchGetReply { first: u32::try_from(first).unwrap_or(u32::MAX), ..Default::default() };
+        let (mut values, mut tiers) = (BytesMut::new(), Vec::new());
+        for key in &keys[first..] {
+            let name = ObjectName { tenant, key: key.clone() };
+            let (outcome, value, tier) = match self.read_small(&name, freshness).await {
+                Ok(Some((value, tier))) => (GetOutcome::Found, value, tier),
+                Ok(None) => (GetOutcome::TooLarge, Bytes::new(), 0),
+                Err(error) => (outcome_of(&error), Bytes::new(), 0),
+            };
+            reply.outcomes.push(outcome.into());
+            reply.lengths.push(value.len() as u64);
+            reply.checksums.push(if outcome == GetOutcome::Found { crc32fast::hash(&value) } else { 0 });
+            tiers.push(tier);
+            values.extend_from_slice(&value);
+            if values.len() >= REPLY_BYTES {
+                break;
+            }
+        }
+        (reply.values, reply.tiers) = (values.freeze(), tiers.into());
+        Ok(reply)
+    }
+
+    /// An object of at most [`MAX_UNARY_BYTES`] with the number of its tier; `None` if it is larger.
+    async fn read_small(&self, name: &ObjectName, freshness: Freshness) -> Result<Option<(Bytes, u8)>, Error> {
+        let mut reader = self.service.get(name, RangeRequest::default(), freshness).await?;
+        if reader.description().range_length > u64::from(MAX_UNARY_BYTES) {
+            return Ok(None);
+        }
+        let tier = if reader.description().tier == "dram" { 1 } else { 2 };
+        Ok(Some((reader.read_to_end().await?, tier)))
+    }
+}
+
+fn outcome_of(error: &Error) -> proto::GetOutcome {
+    match error.kind() {
+        ErrorKind::NotFound => proto::GetOutcome::Missing,
+        ErrorKind::Unavailable => proto::GetOutcome::Unavailable,
+        _ => proto::GetOutcome::Failed,
+    }
+}

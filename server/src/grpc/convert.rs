@@ -1,0 +1,107 @@
+//! Between messages and domain types.
+
+use bytes::Bytes;
+use tidepool_metadata::catalog::{MAX_GROUP_BYTES, Presence};
+use tidepool_metadata::{
+    DataType, ErrorKind, Incarnation, KeyError, LogIndex, NodeId, ObjectKey, TenantId, VersionId, proto,
+};
+
+use super::StoreApi;
+use crate::error::Error;
+use crate::node::{Freshness, ObjectName, PutDone, PutOptions, PutOutcome};
+
+/// Most keys of one call.
+pub(super) const MAX_KEYS: usize = 65_536;
+
+pub(super) fn invalid(reason: &'static str, field: &'static str, message: String) -> Error {
+    Error::new(ErrorKind::Invalid, reason, message).field(field)
+}
+
+pub(super) fn key(bytes: &[u8]) -> Result<ObjectKey, Error> {
+    ObjectKey::new(bytes).map_err(|error| {
+        let reason = match error {
+            KeyError::Empty => "KEY_EMPTY",
+            KeyError::TooLong { .. } => "KEY_TOO_LONG",
+        };
+        invalid(reason, "key", error.to_string())
+    })
+}
+
+pub(super) fn keys(keys: &[Bytes]) -> Result<Vec<ObjectKey>, Error> {
+    if keys.len() > MAX_KEYS {
+        let message = format!("{} keys in one call: send at most {MAX_KEYS}", keys.len());
+        return Err(invalid("TOO_MANY_KEYS", "keys", message));
+    }
+    keys.iter().map(|bytes| key(bytes)).collect()
+}
+
+impl StoreApi {
+    pub(super) async fn name(&self, tenant: &str, bytes: &[u8]) -> Result<ObjectName, Error> {
+        Ok(ObjectName { tenant: self.service.tenant(tenant).await?, key: key(bytes)? })
+    }
+
+    pub(super) async fn tenant(&self, name: &str) -> Result<TenantId, Error> {
+        self.service.tenant(name).await
+    }
+}
+
+pub(super) fn options(options: Option<proto::PutOptions>) -> Result<PutOptions, Error> {
+    let options = options.unwrap_or_default();
+    if options.group.len() > MAX_GROUP_BYTES {
+        let message = format!("group of {} bytes: give at most {MAX_GROUP_BYTES}", options.group.len());
+        return Err(invalid("GROUP_TOO_LONG", "group", message));
+    }
+    Ok(PutOptions {
+        durable_on_nvme: options.durability() == proto::Durability::Nvme,
+        data_type: data_type(options.data_type)?,
+        group: (!options.group.is_empty()).then(|| options.group.as_str().into()),
+        upsert: options.upsert,
+        pin: options.pin,
+    })
+}
+
+pub(super) fn data_type(number: i32) -> Result<DataType, Error> {
+    let known = u8::try_from(number).ok().and_then(DataType::from_number);
+    known.ok_or_else(|| invalid("BAD_DATA_TYPE", "data_type", format!("data type {number} is none that is known")))
+}
+
+pub(super) fn freshness(fresh: bool, seen: u64) -> Freshness {
+    Freshness { fresh, seen: LogIndex(seen) }
+}
+
+pub(super) fn put_outcome(outcome: PutOutcome) -> proto::PutOutcome {
+    match outcome {
+        PutOutcome::Stored => proto::PutOutcome::Stored,
+        PutOutcome::AlreadyExists => proto::PutOutcome::AlreadyExists,
+    }
+}
+
+pub(super) fn put_reply(done: PutDone) -> proto::PutReply {
+    proto::PutReply { outcome: put_outcome(done.outcome).into(), log_index: done.log_index.0, checksum: done.checksum }
+}
+
+pub(super) fn existence(presence: Presence) -> proto::ExistsOutcome {
+    match presence {
+        Presence::Present => proto::ExistsOutcome::Present,
+        Presence::Missing => proto::ExistsOutcome::Missing,
+        Presence::Recovering | Presence::Unavailable => proto::ExistsOutcome::Recovering,
+    }
+}
+
+/// Reads what [`version`] writes.
+pub(super) fn parse_version(text: &str) -> Result<VersionId, Error> {
+    let parse = || {
+        let mut parts = text.split('.');
+        let node = NodeId(u32::from_str_radix(parts.next()?, 16).ok()?);
+        let incarnation = Incarnation(parts.next()?.parse().ok()?);
+        let sequence = parts.next()?.parse().ok()?;
+        parts.next().is_none().then_some(VersionId { node, incarnation, sequence })
+    };
+    parse().ok_or_else(|| {
+        invalid("BAD_VERSION", "version", format!("{text:?} is no version: give one as a get or stat named it"))
+    })
+}
+
+pub(super) fn version(version: VersionId) -> String {
+    format!("{}.{}.{}", version.node, version.incarnation.0, version.sequence)
+}

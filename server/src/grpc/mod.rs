@@ -1,0 +1,138 @@
+//! `tidepool.v1` over gRPC: thin adapters of [`NodeService`]; what they add is conversion, limits and deadlines.
+
+mod batch;
+mod convert;
+mod limits;
+mod manage;
+mod object;
+mod serve;
+
+use std::pin::Pin;
+
+use futures::Stream;
+use tidepool_metadata::proto;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::node::NodeService;
+
+pub use limits::Inflight;
+pub(crate) use serve::cannot_listen;
+pub use serve::{GrpcServer, MAX_MESSAGE_BYTES};
+
+/// Generated server traits; the messages are `tidepool_metadata::proto`.
+#[expect(missing_docs, clippy::large_futures, unreachable_pub, unused_qualifications, reason = "generated")]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/tidepool.v1.rs"));
+}
+
+pub use generated::store_server::{Store, StoreServer};
+
+/// Largest value of a unary call, in bytes; larger ones are streamed.
+pub const MAX_UNARY_BYTES: u32 = 4 << 20;
+
+type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// The service as gRPC sees it.
+#[derive(Clone)]
+pub struct StoreApi {
+    service: NodeService,
+    inflight: Inflight,
+    cluster: u64,
+}
+
+impl StoreApi {
+    /// Adapts `service`; values in flight are bounded by `inflight`.
+    #[must_use]
+    pub fn new(service: NodeService, inflight: Inflight, cluster: u64) -> Self {
+        Self { service, inflight, cluster }
+    }
+}
+
+#[tonic::async_trait]
+impl Store for StoreApi {
+    type GetStreamStream = Replies<proto::GetChunk>;
+    type BatchGetStream = Replies<proto::BatchGetReply>;
+    type RemoveMatchingStream = Replies<proto::RemoveMatchingReply>;
+
+    async fn put(&self, request: Request<proto::PutRequest>) -> Result<Response<proto::PutReply>, Status> {
+        Ok(Response::new(self.put_object(request.into_inner()).await?))
+    }
+
+    async fn put_stream(
+        &self,
+        request: Request<Streaming<proto::PutChunk>>,
+    ) -> Result<Response<proto::PutReply>, Status> {
+        Ok(Response::new(self.put_chunks(request.into_inner()).await?))
+    }
+
+    async fn batch_put(
+        &self,
+        request: Request<proto::BatchPutRequest>,
+    ) -> Result<Response<proto::BatchPutReply>, Status> {
+        Ok(Response::new(self.put_objects(request.into_inner()).await?))
+    }
+
+    async fn get(&self, request: Request<proto::GetRequest>) -> Result<Response<proto::GetReply>, Status> {
+        Ok(Response::new(self.get_object(request.into_inner()).await?))
+    }
+
+    async fn get_stream(&self, request: Request<proto::GetRequest>) -> Result<Response<Self::GetStreamStream>, Status> {
+        Ok(Response::new(self.get_chunks(request.into_inner()).await?))
+    }
+
+    async fn batch_get(
+        &self,
+        request: Request<proto::BatchGetRequest>,
+    ) -> Result<Response<Self::BatchGetStream>, Status> {
+        Ok(Response::new(self.get_objects(request.into_inner()).await?))
+    }
+
+    async fn exists(&self, request: Request<proto::ExistsRequest>) -> Result<Response<proto::ExistsReply>, Status> {
+        Ok(Response::new(self.exists_keys(request.into_inner()).await?))
+    }
+
+    async fn remove(&self, request: Request<proto::RemoveRequest>) -> Result<Response<proto::RemoveReply>, Status> {
+        Ok(Response::new(self.remove_keys(request.into_inner()).await?))
+    }
+
+    async fn remove_matching(
+        &self,
+        request: Request<proto::RemoveMatchingRequest>,
+    ) -> Result<Response<Self::RemoveMatchingStream>, Status> {
+        Ok(Response::new(self.remove_filtered(request.into_inner()).await?))
+    }
+
+    async fn pin(&self, request: Request<proto::PinRequest>) -> Result<Response<proto::PinReply>, Status> {
+        Ok(Response::new(self.change_pins(request.into_inner(), true).await?))
+    }
+
+    async fn unpin(&self, request: Request<proto::PinRequest>) -> Result<Response<proto::PinReply>, Status> {
+        Ok(Response::new(self.change_pins(request.into_inner(), false).await?))
+    }
+
+    async fn renew_lease(&self, request: Request<proto::LeaseRequest>) -> Result<Response<proto::LeaseReply>, Status> {
+        Ok(Response::new(self.renew(request.into_inner()).await?))
+    }
+
+    async fn release_lease(
+        &self,
+        request: Request<proto::LeaseRequest>,
+    ) -> Result<Response<proto::LeaseReply>, Status> {
+        Ok(Response::new(self.release(request.into_inner()).await?))
+    }
+
+    async fn list(&self, request: Request<proto::ListRequest>) -> Result<Response<proto::ListReply>, Status> {
+        Ok(Response::new(self.list_page(request.into_inner()).await?))
+    }
+
+    async fn stat(&self, request: Request<proto::StatRequest>) -> Result<Response<proto::StatReply>, Status> {
+        Ok(Response::new(self.stat_object(request.into_inner()).await?))
+    }
+
+    async fn server_info(
+        &self,
+        _request: Request<proto::ServerInfoRequest>,
+    ) -> Result<Response<proto::ServerInfoReply>, Status> {
+        Ok(Response::new(self.info().await?))
+    }
+}

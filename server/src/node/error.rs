@@ -1,0 +1,96 @@
+//! How the errors of store and catalog look to callers: a kind, and a stable reason that machines can read.
+
+use std::time::Duration;
+
+use tidepool_metadata::ErrorKind;
+use tidepool_metadata::catalog::Refusal;
+use tidepool_replication::CatalogError;
+use tidepool_tiers::StoreError;
+
+use super::ObjectName;
+use crate::error::Error;
+
+/// When a retry makes sense after something that ends by itself.
+const SOON: Duration = Duration::from_millis(100);
+
+pub(super) fn not_found(name: &ObjectName) -> Error {
+    Error::new(ErrorKind::NotFound, "NOT_FOUND", format!("no object {}", name.key))
+}
+
+pub(super) fn recovering(name: &ObjectName) -> Error {
+    let message = format!("object {} may be here: this node is still recovering what it had", name.key);
+    Error::new(ErrorKind::Unavailable, "RECOVERING", message).retry_after(SOON)
+}
+
+pub(super) fn unavailable(name: &ObjectName) -> Error {
+    let message = format!("all copies of object {} are on nodes or tiers that do not serve now", name.key);
+    Error::new(ErrorKind::Unavailable, "UNAVAILABLE", message).retry_after(SOON)
+}
+
+pub(super) fn unknown_tenant(name: &str) -> Error {
+    Error::new(ErrorKind::NotFound, "UNKNOWN_TENANT", format!("no tenant {name:?}: create it first")).field("tenant")
+}
+
+pub(super) fn too_large(length: u64, largest: u64) -> Error {
+    let message = format!("value of {length} bytes is over limits.max_object_bytes = {largest}");
+    Error::new(ErrorKind::Invalid, "VALUE_TOO_LARGE", message).field("value")
+}
+
+/// The catalog answered another question than the one asked: a fault of ours.
+pub(super) fn unexpected(what: &str) -> Error {
+    Error::new(ErrorKind::Internal, "INTERNAL", format!("the catalog gave another answer than {what}"))
+}
+
+/// The put may or may not have happened; it is being settled.
+pub(super) fn outcome_unknown() -> Error {
+    let message = "no answer from the catalog: whether the put succeeded is being settled; read, or put again";
+    Error::new(ErrorKind::Deadline, "DEADLINE", message.to_owned()).retry_after(SOON)
+}
+
+pub(super) fn refused(refusal: Refusal) -> Error {
+    let (kind, reason) = match refusal {
+        Refusal::UnknownTenant => (ErrorKind::NotFound, "UNKNOWN_TENANT"),
+        Refusal::QuotaExceeded => (ErrorKind::Exhausted, "QUOTA_EXCEEDED"),
+        Refusal::CatalogFull => (ErrorKind::Exhausted, "NO_SPACE"),
+        Refusal::ReservationExpired | Refusal::TooFewReplicas | Refusal::Abandoned | Refusal::StaleNode => {
+            (ErrorKind::Unavailable, "PUT_EXPIRED")
+        }
+        Refusal::Malformed | Refusal::NoSuchVersion | Refusal::TooManyReplicas => (ErrorKind::Internal, "INTERNAL"),
+    };
+    Error::new(kind, reason, format!("the catalog refused the put: {refusal}"))
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let reason = match &error {
+            StoreError::TooLarge { .. } => "VALUE_TOO_LARGE",
+            StoreError::NoSpace { .. } => "NO_SPACE",
+            StoreError::LengthMismatch { .. } => "LENGTH_MISMATCH",
+            StoreError::ChecksumMismatch { .. } => "CHECKSUM_MISMATCH",
+            StoreError::BadRange { .. } => "BAD_RANGE",
+            StoreError::Corrupt { .. } => "CORRUPT",
+            StoreError::Recovering => "RECOVERING",
+            StoreError::TierUnavailable { .. } | StoreError::Nvme(_) => "UNAVAILABLE",
+            StoreError::TierAttached => "TIER_ATTACHED",
+            StoreError::TooManyHolds { .. } => "OVERLOADED",
+        };
+        let kind = error.kind();
+        let message = error.to_string();
+        let converted = Self::new(kind, reason, message);
+        match kind {
+            ErrorKind::Exhausted | ErrorKind::Unavailable => converted.retry_after(SOON),
+            _ => converted,
+        }
+    }
+}
+
+impl From<CatalogError> for Error {
+    fn from(error: CatalogError) -> Self {
+        let (kind, reason, retry_after) = (error.kind(), error.reason(), error.retry_after());
+        let converted = Self::new(kind, reason, error.to_string());
+        match retry_after {
+            Some(after) => converted.retry_after(after),
+            None => converted,
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Gets: locate, open the replica here, read verified bytes.
+
+use bytes::Bytes;
+use tidepool_metadata::catalog::{Located, ObjectLocation, Presence};
+use tidepool_metadata::{ObjectKey, TenantId, VersionId, checksum};
+use tidepool_replication::Read;
+use tidepool_tiers::StoreError;
+use tidepool_tiers::store::{ByteRange, ObjectReader as StoreReader};
+
+use super::{Freshness, NodeService, ObjectDescription, ObjectName, RangeRequest, error};
+use crate::error::Error;
+
+/// How often a location that went stale between the catalog and the store is looked up again.
+const LOOKUPS: usize = 4;
+
+/// Gives out the bytes of one object, or of a range of it, in order.
+pub struct ObjectReader {
+    description: ObjectDescription,
+    reader: StoreReader,
+}
+
+impl NodeService {
+    /// Opens an object for reading.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`, `RECOVERING`, `UNAVAILABLE`, `BAD_RANGE`; those of the catalog.
+    pub async fn get(
+        &self,
+        name: &ObjectName,
+        range: RangeRequest,
+        freshness: Freshness,
+    ) -> Result<ObjectReader, Error> {
+        let mut read = read_of(freshness);
+        for _ in 0..LOOKUPS {
+            let location = match self.locate(name, read).await? {
+                Located::Missing if matches!(read, Read::Linearizable) => return Err(error::not_found(name)),
+                // A miss of a read that may lag is confirmed before it is reported.
+                Located::Missing => {
+                    read = Read::Linearizable;
+                    continue;
+                }
+                Located::Recovering => return Err(error::recovering(name)),
+                Located::Found(location) => location,
+            };
+            let here = location.replicas.iter().any(|copy| copy.replica.node == self.inner.node);
+            if !here {
+                // Reading from other nodes comes with the transfer engine.
+                return Err(error::unavailable(name));
+            }
+            match self.inner.store.open(name.tenant, &name.key, location.version).await {
+                Ok(Some(reader)) => return ObjectReader::new(*location, reader, range),
+                Ok(None) => read = Read::Linearizable,
+                Err(StoreError::Recovering) => return Err(error::recovering(name)),
+                Err(StoreError::Corrupt { .. }) => return Err(error::not_found(name)),
+                Err(error) => return Err(error.into()),
+            }
+            if location.presence == Presence::Recovering {
+                return Err(error::recovering(name));
+            }
+        }
+        Err(error::not_found(name))
+    }
+
+    /// Opens exactly that version, without asking the catalog: for callers that hold a location. Served from the first
+    /// phase of recovery on. May be answered for a short time after the version was replaced or removed.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`, `RECOVERING`, `UNAVAILABLE`, `BAD_RANGE`.
+    pub async fn get_version(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        range: RangeRequest,
+    ) -> Result<ObjectReader, Error> {
+        match self.inner.store.open(name.tenant, &name.key, version).await {
+            Ok(Some(reader)) => ObjectReader::of_version(version, reader, range),
+            Ok(None) | Err(StoreError::Corrupt { .. }) => Err(error::not_found(name)),
+            Err(StoreError::Recovering) => Err(error::recovering(name)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn locate(&self, name: &ObjectName, read: Read) -> Result<Located, Error> {
+        let (_, mut located) = self.inner.catalog.locate(name.tenant, vec![name.key.clone()], None, read).await?;
+        located.pop().ok_or_else(|| error::unexpected("a location"))
+    }
+
+    /// Whether objects can be read; grants leases to those that can, if one is asked for.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub async fn exists(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+        lease: Option<std::time::Duration>,
+        freshness: Freshness,
+    ) -> Result<Vec<Presence>, Error> {
+        let (_, presence) = self.inner.catalog.exists(tenant, keys, lease, read_of(freshness)).await?;
+        Ok(presence)
+    }
+}
+
+pub(super) fn read_of(freshness: Freshness) -> Read {
+    if freshness.fresh { Read::Linearizable } else { Read::AtLeast(freshness.seen) }
+}
+
+impl ObjectReader {
+    fn new(location: ObjectLocation, reader: StoreReader, range: RangeRequest) -> Result<Self, Error> {
+        let mut opened = Self::of_version(location.version, reader, range)?;
+        let description = &mut opened.description;
+        description.checksum = (description.range_length == location.length).then(|| whole_checksum(&location));
+        description.group = location.group;
+        Ok(opened)
+    }
+
+    fn of_version(version: VersionId, mut reader: StoreReader, range: RangeRequest) -> Result<Self, Error> {
+        let object_length = reader.object_length();
+        let range_length = range.length.unwrap_or_else(|| object_length.saturating_sub(range.offset));
+        reader.select(ByteRange { offset: range.offset, length: range_length })?;
+        let (data_type, tier) = (reader.data_type(), reader.tier().name());
+        let description =
+            ObjectDescription { object_length, range_length, data_type, group: None, checksum: None, tier, version };
+        Ok(Self { description, reader })
+    }
+
+    /// What precedes the bytes.
+    #[must_use]
+    pub fn description(&self) -> &ObjectDescription {
+        &self.description
+    }
+
+    /// The next verified bytes, at most 1 MiB, without a copy if they lie in DRAM; `None` at the end.
+    ///
+    /// # Errors
+    /// `CORRUPT` if the bytes do not verify: nothing of them was given out, but what came before is to be discarded.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        Ok(self.reader.next().await?)
+    }
+
+    /// All of the bytes in one buffer, for ranges known to be small.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` if the bytes are damaged: nothing was given out, and the copy is gone.
+    pub async fn read_to_end(&mut self) -> Result<Bytes, Error> {
+        Ok(self.reader.read_to_end().await?)
+    }
+}
+
+/// CRC-32 of the object from those of its slices: no pass over the bytes.
+fn whole_checksum(location: &ObjectLocation) -> u32 {
+    let mut rest = location.length;
+    let slices = location.checksums.iter().enumerate();
+    slices.fold(0, |whole, (index, &slice)| {
+        let length = rest.min(u64::from(location.slice_bytes));
+        rest -= length;
+        if index == 0 { slice } else { checksum::combine(whole, slice, length) }
+    })
+}

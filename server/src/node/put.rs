@@ -1,0 +1,298 @@
+//! Puts: reserve, write, complete; one object or a batch.
+
+use std::time::Duration;
+
+use tidepool_metadata::catalog::{
+    AbandonItem, AbandonOutcome, Answer, Command, CompleteItem, CompleteOutcome, MAX_COMMAND_ITEMS, NewReplica,
+    Outcome, Presence, Query,
+};
+use tidepool_metadata::{Durability, LogIndex, LogTime, ObjectKey, TenantId};
+use tidepool_replication::Read;
+use tidepool_tiers::store::{ObjectBuffer, ReplicaIdentity, ReplicaName, Sealed};
+
+use super::{NodeService, ObjectName, PROPOSE_TIMEOUT, PutDone, PutItem, PutOptions, PutOutcome, error};
+use crate::error::Error;
+
+/// Bytes of keys and checksums in one proposal, well below the command's own limit.
+const PROPOSED_BYTES: usize = 128 << 10;
+
+/// The answer to a reservation.
+pub enum Reserve {
+    /// There is a complete object: nothing to write.
+    AlreadyExists(PutDone),
+    /// Room for the bytes.
+    Ready(Box<Reservation>),
+}
+
+/// Room for one object. Dropping it frees everything; the key was never held.
+pub struct Reservation {
+    service: NodeService,
+    name: ObjectName,
+    options: PutOptions,
+    buffer: ObjectBuffer,
+    reserved_at: LogTime,
+}
+
+/// An object whose bytes are all there, and their CRC-32 as the caller knows it.
+struct Filled {
+    reservation: Reservation,
+    expected: Option<u32>,
+}
+
+type PutResult = Result<PutDone, Error>;
+
+impl NodeService {
+    /// Reserves room for an object of `length` bytes. Cancel-safe.
+    ///
+    /// # Errors
+    /// `VALUE_TOO_LARGE`, `NO_SPACE` after a bounded wait, those of the catalog.
+    pub async fn reserve(&self, name: ObjectName, length: u64, options: PutOptions) -> Result<Reserve, Error> {
+        if !options.upsert
+            && let (log_index, present) = self.present(name.tenant, vec![name.key.clone()]).await?
+            && present.first() == Some(&true)
+        {
+            return Ok(Reserve::AlreadyExists(already_exists(log_index)));
+        }
+        Ok(Reserve::Ready(Box::new(self.reserve_room(name, length, options).await?)))
+    }
+
+    async fn reserve_room(&self, name: ObjectName, length: u64, options: PutOptions) -> Result<Reservation, Error> {
+        let largest = self.inner.max_object_bytes;
+        if length > largest {
+            return Err(error::too_large(length, largest));
+        }
+        let reserved_at = self.inner.catalog.now();
+        let buffer = self.inner.store.reserve(length).await?;
+        Ok(Reservation { service: self.clone(), name, options, buffer, reserved_at })
+    }
+
+    /// Puts many small objects of one tenant with one proposal for all that fit it. One outcome per item, in order.
+    pub async fn put_batch(&self, items: Vec<PutItem>, options: &PutOptions) -> Vec<PutResult> {
+        let mut results: Vec<Option<PutResult>> = items.iter().map(|_| None).collect();
+        if !options.upsert
+            && let Some(first) = items.first()
+        {
+            let keys = items.iter().map(|item| item.name.key.clone()).collect();
+            match self.present(first.name.tenant, keys).await {
+                Ok((log_index, present)) => {
+                    for (result, _) in results.iter_mut().zip(present).filter(|(_, present)| *present) {
+                        *result = Some(Ok(already_exists(log_index)));
+                    }
+                }
+                Err(error) => return results.iter().map(|_| Err(error.clone())).collect(),
+            }
+        }
+        let mut waiting: Vec<(usize, Filled)> = Vec::new();
+        let mut proposed_bytes = 0;
+        for (position, item) in items.into_iter().enumerate() {
+            if results[position].is_some() {
+                continue;
+            }
+            proposed_bytes += item.name.key.as_bytes().len() + 4 * item.value.len().div_ceil(1 << 20) + 128;
+            match self.fill(item, options).await {
+                Ok(filled) => waiting.push((position, filled)),
+                Err(error) => results[position] = Some(Err(error)),
+            }
+            if waiting.len() == MAX_COMMAND_ITEMS || proposed_bytes >= PROPOSED_BYTES {
+                proposed_bytes = 0;
+                self.finish(&mut results, std::mem::take(&mut waiting)).await;
+            }
+        }
+        self.finish(&mut results, waiting).await;
+        let missing = || Err(error::unexpected("one outcome per item"));
+        results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
+    }
+
+    async fn fill(&self, item: PutItem, options: &PutOptions) -> Result<Filled, Error> {
+        let PutItem { name, value, checksum } = item;
+        let mut reservation = self.reserve_room(name, value.len() as u64, options.clone()).await?;
+        reservation.write(&value)?;
+        Ok(Filled { reservation, expected: checksum })
+    }
+
+    /// Finishes puts and enters their outcomes at their positions.
+    async fn finish(&self, results: &mut [Option<PutResult>], waiting: Vec<(usize, Filled)>) {
+        if waiting.is_empty() {
+            return;
+        }
+        let (positions, filled): (Vec<usize>, Vec<Filled>) = waiting.into_iter().unzip();
+        for (position, done) in positions.into_iter().zip(self.seal_and_propose(filled).await) {
+            results[position] = Some(done);
+        }
+    }
+
+    /// Which of the keys have an object that can be read, so that no bytes need to move. Only a hint: the proposal
+    /// decides.
+    async fn present(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<(LogIndex, Vec<bool>), Error> {
+        let (log_index, answer) = self.inner.catalog.query(Query::Exists { tenant, keys }, Read::Local).await?;
+        let Answer::Presence(presence) = answer else { return Err(error::unexpected("presence")) };
+        Ok((log_index, presence.into_iter().map(|presence| presence == Presence::Present).collect()))
+    }
+
+    /// Runs in a task of its own from the first seal on: a caller that goes away leaves nothing half done.
+    async fn seal_and_propose(&self, filled: Vec<Filled>) -> Vec<PutResult> {
+        let count = filled.len();
+        let service = self.clone();
+        let task = tokio::spawn(async move {
+            let mut results: Vec<Option<PutResult>> = (0..filled.len()).map(|_| None).collect();
+            let mut proposals = Vec::with_capacity(filled.len());
+            for (position, filled) in filled.into_iter().enumerate() {
+                match filled.seal().await {
+                    Ok(proposal) => proposals.push((position, proposal)),
+                    Err(error) => results[position] = Some(Err(error)),
+                }
+            }
+            let (positions, proposals): (Vec<usize>, Vec<_>) = proposals.into_iter().unzip();
+            for (position, done) in positions.into_iter().zip(service.propose(proposals).await) {
+                results[position] = Some(done);
+            }
+            results.into_iter().map(|result| result.unwrap_or_else(|| Err(error::unexpected("completion")))).collect()
+        });
+        task.await.unwrap_or_else(|_panic| (0..count).map(|_| Err(error::unexpected("completion"))).collect())
+    }
+
+    async fn propose(&self, proposals: Vec<(Sealed, CompleteItem)>) -> Vec<PutResult> {
+        if proposals.is_empty() {
+            return Vec::new();
+        }
+        let (sealed, items): (Vec<Sealed>, Vec<CompleteItem>) = proposals.into_iter().unzip();
+        let proposed =
+            tokio::time::timeout(PROPOSE_TIMEOUT, self.inner.catalog.propose(Command::Complete(items))).await;
+        match proposed {
+            Ok(Ok((log_index, Outcome::Complete(outcomes)))) if outcomes.len() == sealed.len() => {
+                let answers = sealed.into_iter().zip(outcomes);
+                answers.map(|(sealed, outcome)| self.apply(&sealed, outcome, log_index)).collect()
+            }
+            Ok(Err(error)) if error.is_unproposed() => {
+                // Nothing was logged and nothing will be: the bytes may go at once.
+                sealed.iter().for_each(|sealed| self.free(&sealed.name));
+                let error = Error::from(error);
+                sealed.iter().map(|_| Err(error.clone())).collect()
+            }
+            Ok(_) | Err(_) => {
+                let unknown = sealed.iter().map(|_| Err(error::outcome_unknown())).collect();
+                let service = self.clone();
+                let names = sealed.into_iter().map(|sealed| sealed.name).collect();
+                tokio::spawn(async move { service.abandon(names).await });
+                unknown
+            }
+        }
+    }
+
+    fn apply(&self, sealed: &Sealed, outcome: CompleteOutcome, log_index: LogIndex) -> PutResult {
+        match outcome {
+            CompleteOutcome::Completed { .. } => {
+                // Not here any more: removed or replaced between the commit and now, which is as good as after.
+                let _still_here = self.inner.store.complete(&sealed.name, log_index.0);
+                Ok(PutDone { outcome: PutOutcome::Stored, log_index, checksum: sealed.checksum })
+            }
+            CompleteOutcome::AlreadyExists { .. } => {
+                self.free(&sealed.name);
+                Ok(PutDone { outcome: PutOutcome::AlreadyExists, log_index, checksum: 0 })
+            }
+            CompleteOutcome::Refused(refusal) => {
+                self.free(&sealed.name);
+                Err(error::refused(refusal))
+            }
+        }
+    }
+
+    fn free(&self, name: &ReplicaName) {
+        self.inner.store.free(name.tenant, &name.key, name.replica);
+    }
+
+    /// Settles sealed replicas whose complete had no answer: asks until there is a committed one.
+    pub(super) async fn abandon(&self, names: Vec<ReplicaName>) {
+        let mut pause = Duration::from_millis(50);
+        let item =
+            |name: &ReplicaName| AbandonItem { tenant: name.tenant, key: name.key.clone(), replica: name.replica };
+        loop {
+            match self.inner.catalog.propose(Command::Abandon(names.iter().map(item).collect())).await {
+                Ok((_, Outcome::Abandon(outcomes))) => {
+                    for (name, outcome) in names.iter().zip(outcomes) {
+                        match outcome {
+                            AbandonOutcome::Abandoned => self.free(name),
+                            AbandonOutcome::Completed { commit_index, .. } => {
+                                self.inner.store.complete(name, commit_index.0);
+                            }
+                        }
+                    }
+                    return;
+                }
+                Ok(_) => return,
+                Err(error) if error.is_final() => return,
+                Err(_) => tokio::time::sleep(pause).await,
+            }
+            pause = (pause * 2).min(Duration::from_secs(2));
+        }
+    }
+}
+
+fn already_exists(log_index: LogIndex) -> PutDone {
+    PutDone { outcome: PutOutcome::AlreadyExists, log_index, checksum: 0 }
+}
+
+impl Reservation {
+    /// Copies `data` behind what is there.
+    ///
+    /// # Errors
+    /// `LENGTH_MISMATCH` if there is more than was announced.
+    pub fn write(&mut self, data: &[u8]) -> Result<(), Error> {
+        Ok(self.buffer.write(data)?)
+    }
+
+    /// Bytes that are still to come.
+    #[must_use]
+    pub fn missing(&self) -> u64 {
+        self.buffer.missing()
+    }
+
+    /// Ends the put: the object becomes visible if it is the first of its key. If the caller goes away in here, the
+    /// put goes on by itself.
+    ///
+    /// # Errors
+    /// `LENGTH_MISMATCH` if bytes are missing, `CHECKSUM_MISMATCH` if `expected` is not their CRC-32 (everything is
+    /// freed then); those of the catalog.
+    pub async fn complete(self: Box<Self>, expected: Option<u32>) -> Result<PutDone, Error> {
+        let service = self.service.clone();
+        if self.missing() > 0 {
+            return Err(self.buffer.short().into());
+        }
+        let mut done = service.seal_and_propose(vec![Filled { reservation: *self, expected }]).await;
+        done.pop().unwrap_or_else(|| Err(error::unexpected("completion")))
+    }
+}
+
+impl Filled {
+    /// Ends all change to the bytes, makes them as durable as was asked for, and says what to propose.
+    async fn seal(self) -> Result<(Sealed, CompleteItem), Error> {
+        let Self { reservation: Reservation { service, name, options, buffer, reserved_at }, expected } = self;
+        let (version, replica) = service.next_ids();
+        let ObjectName { tenant, key } = name;
+        let name = ReplicaName { tenant, key: key.clone(), version, replica };
+        let sealed = buffer.seal(ReplicaIdentity { name, data_type: options.data_type }, expected)?;
+        if let Err(error) = service.inner.store.write_through(&sealed.name, options.durable_on_nvme).await {
+            // Never proposed, so nobody can know it.
+            service.free(&sealed.name);
+            return Err(error.into());
+        }
+        let durability = if options.durable_on_nvme { Durability::Nvme } else { Durability::Memory };
+        let item = CompleteItem {
+            tenant,
+            key,
+            version,
+            length: sealed.object_length,
+            slice_bytes: service.inner.store.slice_bytes(),
+            data_type: options.data_type,
+            group: options.group,
+            checksums: sealed.slice_checksums.clone(),
+            replicas: vec![NewReplica { replica, durability }],
+            min_replicas: 1,
+            durability,
+            upsert: options.upsert,
+            pin: options.pin,
+            reserved_at,
+        };
+        Ok((sealed, item))
+    }
+}

@@ -1,0 +1,122 @@
+//! The process: listeners bound first, node started, addresses published, calls served, everything stopped in reverse.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tidepool_metadata::ErrorKind;
+use tidepool_tiers::nvme::NvmeConfig;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::admin::AdminApi;
+use crate::auth::Auth;
+use crate::config::Config;
+use crate::error::Error;
+use crate::folder::DataFolder;
+use crate::grpc::{GrpcServer, Inflight, StoreApi};
+use crate::node::Node;
+use crate::plan;
+
+/// Where a running server can be reached.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Addresses {
+    /// gRPC.
+    pub grpc: SocketAddr,
+    /// Admin HTTP.
+    pub admin: SocketAddr,
+    /// gRPC over a unix socket.
+    pub unix: Option<PathBuf>,
+    /// The data folder.
+    pub data: PathBuf,
+}
+
+/// A running server.
+pub struct Server {
+    addresses: Addresses,
+    node: Node,
+    folder: DataFolder,
+    ready: watch::Sender<bool>,
+    stop: watch::Sender<bool>,
+    listeners: Vec<JoinHandle<Result<(), Error>>>,
+    shutdown_timeout: Duration,
+}
+
+impl Server {
+    /// Opens the data folder, binds the listeners, starts the node, and serves. When this returns, the addresses are
+    /// good and reads are answered as far as recovery has come.
+    ///
+    /// # Errors
+    /// What is in the way, and what to do about it; nothing is published then.
+    pub async fn start(config: Config) -> Result<Self, Error> {
+        let data = config.data.clone().unwrap_or_else(plan::default_data_folder);
+        let folder = DataFolder::open(&data)
+            .map_err(|error| Error::new(ErrorKind::Invalid, "FOLDER_UNUSABLE", error.to_string()).field("data"))?;
+        let auth = match &config.cluster.secret_file {
+            Some(path) => Auth::from_file(path)?,
+            None => Auth::open(),
+        };
+        let unix = config.grpc.unix_socket.then(|| data.join("tidepool.sock"));
+        let grpc = GrpcServer::bind(config.grpc.listen, unix.as_deref()).await?;
+        let admin = TcpListener::bind(config.admin.listen).await;
+        let admin = admin.map_err(|error| crate::grpc::cannot_listen("admin.listen", config.admin.listen, &error))?;
+        let addresses = Addresses { grpc: local(grpc.address())?, admin: local(admin.local_addr())?, unix, data };
+
+        let built = plan::node(&config, &folder)?;
+        let nvme: Option<NvmeConfig> = built.nvme.clone();
+        let node = Node::start(built, &folder).await?;
+        let (ready, readiness) = watch::channel(true);
+        let (stop, stopped) = watch::channel(false);
+        let inflight = Inflight::new(config.limits.inflight_bytes.0);
+        let api = StoreApi::new(node.service().clone(), inflight, folder.cluster());
+        let admin_api = AdminApi::new(
+            node.service().clone(),
+            auth.clone(),
+            readiness.clone(),
+            folder.cluster(),
+            addresses.grpc,
+            nvme,
+        );
+        let limits = config.limits.clone();
+        let admin_stopped = stopped.clone();
+        let listeners = vec![
+            tokio::spawn(async move { grpc.serve(api, auth, &limits, readiness, stopped).await }),
+            tokio::spawn(admin_api.serve(admin, admin_stopped)),
+        ];
+        let shutdown_timeout = config.shutdown_timeout.0.0;
+        Ok(Self { addresses, node, folder, ready, stop, listeners, shutdown_timeout })
+    }
+
+    /// Where it can be reached.
+    #[must_use]
+    pub fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    /// The node under it.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Not ready, stop accepting, finish or cut off calls within the timeout, persist, let go of the folder.
+    pub async fn shutdown(self) {
+        let Self { node, folder, ready, stop, listeners, shutdown_timeout, .. } = self;
+        ready.send_replace(false);
+        stop.send_replace(true);
+        let deadline = tokio::time::Instant::now() + shutdown_timeout;
+        for mut listener in listeners {
+            if tokio::time::timeout_at(deadline, &mut listener).await.is_err() {
+                tracing::warn!(?shutdown_timeout, "calls were still running at the end of shutdown_timeout: cut off");
+                listener.abort();
+            }
+        }
+        node.shutdown().await;
+        drop(folder);
+    }
+}
+
+fn local(address: std::io::Result<SocketAddr>) -> Result<SocketAddr, Error> {
+    address.map_err(|error| Error::new(ErrorKind::Internal, "INTERNAL", error.to_string()))
+}
