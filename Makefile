@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh Debian machine that has Rust: `make demo` and `make test`.
+# Build output goes to $(TARGET), outside the checkout when CI sets CARGO_TARGET_DIR.
+
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+# One librocksdb.a for all profiles and folders: see scripts/rocksdb.
+ROCKSDB = eval "$$(scripts/rocksdb)"
+TARGET = $${CARGO_TARGET_DIR:-target}
+BENCH ?= all
+
+.PHONY: help setup demo test bench lint verify fix docs
+
+help: ## What there is.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: ## Install what is missing of the system packages.
+	@scripts/setup
+
+demo: setup ## Build, run one node on a real trace, kill it, watch it come back.
+	$(ROCKSDB) && cargo build --locked --release -p tidepool-server
+	scripts/demo "$(TARGET)/release/tidepool"
+
+test: setup ## All tests: unit, property, crash, fault and process tests, and the docs' examples.
+	$(ROCKSDB) && scripts/test
+
+bench: setup ## Every figure beside its limit, measured in one run. BENCH=name runs one.
+	scripts/setup fio
+	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress
+	"$(TARGET)/release/tidepool-stress" bench $(BENCH)
+
+lint: setup ## Format and lints, without writing anything.
+	cargo fmt --all --check
+	$(ROCKSDB) && cargo clippy --locked --workspace --all-targets -- -D warnings
+	$(ROCKSDB) && RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
+
+verify: lint test ## What CI checks.
+
+fix: ## Format, and apply what the lints suggest.
+	cargo fmt --all
+	$(ROCKSDB) && cargo clippy --workspace --all-targets --fix --allow-dirty
+
+docs: ## The book, in docs/book (needs mdbook: cargo install mdbook).
+	mdbook build docs
