@@ -1,6 +1,7 @@
 //! Benchmarks: each figure beside the limit measured in the same run, with the target and whether it is met.
 
 mod allocator;
+mod dram;
 mod figure;
 mod grpc;
 mod load;
@@ -63,6 +64,7 @@ pub struct Bench {
 /// All benchmarks, in the order in which they run.
 pub const BENCHES: &[Bench] = &[
     Bench { name: "allocator", about: "how full pools get and how long extents take", run: allocator::run },
+    Bench { name: "dram", about: "put, copying get and verified view beside memcpy", run: dram::run },
     Bench { name: "grpc", about: "streaming put and get beside a raw blocking socket", run: grpc::run },
     Bench { name: "nvme", about: "demotion, cold reads and scan of the NVMe tier beside fio", run: nvme::run },
     Bench { name: "replay", about: "the conversation trace through a node, beside its simulation", run: replay::run },

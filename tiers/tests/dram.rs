@@ -1,0 +1,331 @@
+//! The DRAM tier from outside: accounts, restarts, crashes, damage.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use tidepool_metadata::directory::{Lookup, Reader, SliceName, Writer};
+use tidepool_metadata::{
+    CHUNK_BYTES, DataType, Incarnation, NodeId, ObjectKey, ReplicaId, SliceHeader, TenantId, VersionId,
+};
+use tidepool_tiers::memory::{MemoryConfig, MemoryError, MemoryTier, RecoveredSlice, Slice};
+
+const PAGE: u64 = 4096;
+
+fn config(folder: &Path, capacity_bytes: u64, incarnation: u32) -> MemoryConfig {
+    MemoryConfig {
+        folder: Some(folder.to_owned()),
+        name: "segment".into(),
+        capacity_bytes,
+        survive_restart: true,
+        node: NodeId(5),
+        incarnation: Incarnation(incarnation),
+    }
+}
+
+fn open(folder: &Path, capacity_bytes: u64, incarnation: u32) -> (Arc<MemoryTier>, Vec<RecoveredSlice>) {
+    let (tier, recovered) = MemoryTier::open(&config(folder, capacity_bytes, incarnation)).expect("a segment");
+    (tier, recovered)
+}
+
+/// Bytes that only this number and length have.
+fn bytes_of(number: u64, length: usize) -> Vec<u8> {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..length)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(number);
+            (state >> 56) as u8
+        })
+        .collect()
+}
+
+fn put(tier: &Arc<MemoryTier>, number: u64, length: usize) -> Option<Arc<Slice>> {
+    let mut buffer = tier.reserve(length as u32).ok()?;
+    // In uneven parts, so that chunks are not the parts.
+    bytes_of(number, length).chunks(10_007).for_each(|part| buffer.append(part));
+    Some(buffer.seal(SliceHeader {
+        tenant: TenantId(1),
+        key: ObjectKey::new(format!("key/{number}").as_bytes()).expect("a legal key"),
+        version: VersionId { node: NodeId(5), incarnation: Incarnation(1), sequence: number },
+        replica: ReplicaId { node: NodeId(5), incarnation: Incarnation(1), sequence: number },
+        object_length: length as u64,
+        slice_bytes: 4 << 20,
+        slice_index: 0,
+        slice_length: length as u32,
+        checksum: 0,
+        data_type: DataType::General,
+        commit_index: 0,
+    }))
+}
+
+fn assert_whole(slice: &Arc<Slice>) {
+    let header = slice.header();
+    let expected = bytes_of(header.version.sequence, header.slice_length as usize);
+    let mut copied = vec![0; expected.len()];
+    slice.copy_to(0..header.slice_length, &mut copied).expect("whole");
+    assert_eq!(copied, expected);
+    assert_eq!(slice.checksum(), crc32fast::hash(&expected));
+    let views: Vec<u8> = Slice::bytes(slice, 0..header.slice_length).flatten().collect();
+    assert_eq!(views, expected);
+}
+
+fn assert_empty(tier: &MemoryTier) {
+    let usage = tier.usage();
+    assert_eq!((usage.used, usage.reserved, usage.free), (0, 0, usage.capacity));
+}
+
+#[test]
+fn slices_of_all_lengths_come_back_byte_for_byte() {
+    let folder = TempDir::new().expect("a folder");
+    let (tier, _) = open(folder.path(), 16 << 20, 1);
+    for length in [0, 1, 4095, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5, 4 << 20]
+    {
+        let slice = put(&tier, length as u64, length).expect("room");
+        assert_whole(&slice);
+        let middle = (length / 3) as u32..(length - length / 4) as u32;
+        let mut part = vec![0; middle.len()];
+        slice.copy_to(middle.clone(), &mut part).expect("whole");
+        assert_eq!(part, bytes_of(length as u64, length)[middle.start as usize..middle.end as usize]);
+        let pages = if length <= CHUNK_BYTES {
+            (length as u64).div_ceil(PAGE)
+        } else {
+            ((length as u64).next_multiple_of(4) + 4 * length.div_ceil(CHUNK_BYTES) as u64).div_ceil(PAGE)
+        };
+        assert_eq!(tier.usage().used, pages * PAGE, "{length} bytes");
+        drop(slice);
+        assert_empty(&tier);
+    }
+}
+
+/// Space once used for one size could not be used for another, even after everything was removed.
+#[test]
+fn each_size_finds_the_space_that_another_one_left() {
+    let folder = TempDir::new().expect("a folder");
+    let capacity = 64 << 20;
+    let (tier, _) = open(folder.path(), capacity, 1);
+    for round in 0..5 {
+        for length in [4096_u32, 4 << 20, 1 << 20] {
+            // Not filled: what is tried is the room.
+            let buffers: Vec<_> = std::iter::from_fn(|| tier.reserve(length).ok()).collect();
+            let payload = buffers.len() as u64 * u64::from(length);
+            if length > 4096 {
+                assert!(payload as f64 >= 0.93 * capacity as f64, "round {round}, {length}: {payload} bytes fit");
+            } else {
+                // Reservations keep directory slots for the longest key each: sealing gives most of them back.
+                assert!(buffers.len() > 1000);
+            }
+            let usage = tier.usage();
+            assert_eq!(usage.free + usage.used + usage.reserved, usage.capacity);
+            drop(buffers);
+            assert_empty(&tier);
+        }
+    }
+}
+
+#[test]
+fn pages_of_4_kib_fill_the_tier() {
+    let folder = TempDir::new().expect("a folder");
+    let (tier, _) = open(folder.path(), 16 << 20, 1);
+    let slices: Vec<_> = (0..).map_while(|number| put(&tier, number, 4096)).collect();
+    assert_eq!(slices.len() as u64, (16 << 20) / PAGE);
+    slices.iter().step_by(97).for_each(assert_whole);
+    drop(slices);
+    assert_empty(&tier);
+}
+
+/// Bulk removal took sizes off twice, and the gauge went below zero.
+#[test]
+fn accounts_equal_a_recount_after_every_step() {
+    let folder = TempDir::new().expect("a folder");
+    let (tier, _) = open(folder.path(), 8 << 20, 1);
+    let pages = |length: usize| {
+        let trailer = if length > CHUNK_BYTES {
+            length.next_multiple_of(4) - length + 4 * length.div_ceil(CHUNK_BYTES)
+        } else {
+            0
+        };
+        (length + trailer).div_ceil(4096) as u64 * PAGE
+    };
+    let (mut sealed, mut filling) = (Vec::new(), Vec::new());
+    let mut random = 7_u64;
+    for step in 0..2000_u64 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let length = (random >> 40) as usize % 300_000;
+        match (random >> 33) % 8 {
+            0..3 => sealed.extend(put(&tier, step, length)),
+            3 => filling.extend(tier.reserve(length as u32).ok()),
+            4 => drop(filling.pop()),
+            5 if step % 50 == 0 => sealed.clear(),
+            _ if !sealed.is_empty() => drop(sealed.swap_remove(random as usize % sealed.len())),
+            _ => {}
+        }
+        let used: u64 = sealed.iter().map(|slice: &Arc<Slice>| pages(slice.length() as usize)).sum();
+        let reserved: u64 = filling.iter().map(|buffer| pages(buffer.length())).sum();
+        let usage = tier.usage();
+        assert_eq!((usage.used, usage.reserved), (used, reserved), "step {step}");
+        assert_eq!(usage.free + used + reserved, usage.capacity);
+    }
+    sealed.iter().for_each(assert_whole);
+    drop((sealed, filling));
+    assert_empty(&tier);
+}
+
+#[test]
+fn what_was_sealed_comes_back_after_a_close_and_what_was_dropped_does_not() {
+    let folder = TempDir::new().expect("a folder");
+    let (tier, _) = open(folder.path(), 8 << 20, 1);
+    let complete = put(&tier, 1, 200_000).expect("room");
+    complete.complete(77);
+    let sealed = put(&tier, 2, 5000).expect("room");
+    drop(put(&tier, 3, 5000));
+    let half = tier.reserve(100_000).expect("room");
+    tier.close(true);
+    drop((complete, sealed, half, tier));
+
+    let (tier, mut recovered) = open(folder.path(), 8 << 20, 2);
+    recovered.sort_by_key(|slice| slice.header().version.sequence);
+    let names: Vec<(u64, u64)> =
+        recovered.iter().map(|slice| (slice.header().version.sequence, slice.header().commit_index)).collect();
+    assert_eq!(names, [(1, 77), (2, 0)]);
+    let slices: Vec<_> = recovered.into_iter().map(|slice| slice.verify().expect("whole")).collect();
+    slices.iter().for_each(assert_whole);
+    drop(slices);
+    assert_empty(&tier);
+}
+
+#[test]
+fn a_second_process_is_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let (_tier, _) = open(folder.path(), 1 << 20, 1);
+    let refused = MemoryTier::open(&config(folder.path(), 1 << 20, 2)).expect_err("it is in use");
+    assert!(matches!(refused, MemoryError::Locked { .. }), "{refused}");
+}
+
+#[test]
+fn another_capacity_empties_the_tier_once() {
+    let folder = TempDir::new().expect("a folder");
+    let (tier, _) = open(folder.path(), 8 << 20, 1);
+    let slice = put(&tier, 1, 5000).expect("room");
+    tier.close(true);
+    drop((slice, tier));
+    for capacity in [4 << 20, 32 << 20] {
+        let (tier, recovered) = open(folder.path(), capacity, 2);
+        assert!(recovered.is_empty());
+        assert_eq!(tier.usage().capacity, capacity);
+        drop(put(&tier, 2, 1 << 20).expect("room"));
+        assert_empty(&tier);
+        tier.close(true);
+    }
+}
+
+/// The segment's bytes as they were at many moments of a run, each opened as a restarted process would.
+#[test]
+fn every_crash_image_opens_without_a_wrong_byte() {
+    let live = TempDir::new().expect("a folder");
+    let image = TempDir::new().expect("a folder");
+    let capacity = 4 << 20;
+    let (tier, _) = open(live.path(), capacity, 1);
+    let mut slices: Vec<Arc<Slice>> = Vec::new();
+    let mut filling = None;
+    let mut random = 11_u64;
+    for step in 0..30_u64 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let length = (random >> 40) as usize % 400_000;
+        match put(&tier, step, length) {
+            Some(slice) => {
+                if step % 3 != 0 {
+                    slice.complete(1000 + step);
+                }
+                slices.push(slice);
+            }
+            None => drop(slices.swap_remove(random as usize % slices.len())),
+        }
+        if step % 5 == 0 {
+            filling = tier.reserve(70_000).ok().map(|mut buffer| {
+                buffer.append(&[0xee; 66_000]);
+                buffer
+            });
+        }
+        fs::copy(live.path().join("segment"), image.path().join("segment")).expect("a copy");
+        let (restarted, recovered) = open(image.path(), capacity, 2);
+        let mut expected: Vec<(u64, u64)> =
+            slices.iter().map(|slice| (slice.header().version.sequence, slice.header().commit_index)).collect();
+        let verified: Vec<_> = recovered.into_iter().map(|slice| slice.verify().expect("whole")).collect();
+        let mut found: Vec<(u64, u64)> =
+            verified.iter().map(|slice| (slice.header().version.sequence, slice.header().commit_index)).collect();
+        expected.sort_unstable();
+        found.sort_unstable();
+        assert_eq!(found, expected, "step {step}");
+        verified.iter().for_each(assert_whole);
+        drop(verified);
+        assert_empty(&restarted);
+    }
+    drop(filling);
+}
+
+/// A flipped bit anywhere in a slice's bytes or its chunks' checksums is found, and the rest is served.
+#[test]
+fn damage_is_found_before_it_is_served() {
+    let folder = TempDir::new().expect("a folder");
+    let (tier, _) = open(folder.path(), 4 << 20, 1);
+    let slices: Vec<_> = (0..4).map(|number| put(&tier, number, 150_000).expect("room")).collect();
+    tier.close(true);
+    drop((slices, tier));
+    let path = folder.path().join("segment");
+    let whole = fs::read(&path).expect("the segment");
+    let needle = &bytes_of(2, 150_000)[..64];
+    let at = whole.windows(64).position(|window| window == needle).expect("the third slice");
+    for offset in [0, 65_535, 65_536, 149_999, 150_000, 150_011] {
+        let mut damaged = whole.clone();
+        damaged[at + offset] ^= 0x10;
+        fs::write(&path, &damaged).expect("the damage");
+        let (tier, recovered) = open(folder.path(), 4 << 20, 2);
+        let mut whole_ones = Vec::new();
+        for slice in recovered {
+            let number = slice.header().version.sequence;
+            match slice.verify() {
+                Ok(slice) => whole_ones.push((number, slice)),
+                Err(_) => assert_eq!(number, 2, "offset {offset}"),
+            }
+        }
+        assert_eq!(whole_ones.len(), 3, "offset {offset}");
+        whole_ones.iter().for_each(|(_, slice)| assert_whole(slice));
+        drop(whole_ones);
+        assert_empty(&tier);
+        tier.close(true);
+    }
+}
+
+/// Another process maps the file and finds slices by the directory alone.
+#[test]
+fn readers_find_complete_slices_by_the_file_alone() {
+    let folder = TempDir::new().expect("a folder");
+    let (tier, _) = open(folder.path(), 4 << 20, 1);
+    let slice = put(&tier, 9, 100_000).expect("room");
+    slice.complete(3);
+    let look = || {
+        let file = fs::read(folder.path().join("segment")).expect("the segment");
+        let words: Vec<std::sync::atomic::AtomicU64> = file
+            .chunks_exact(8)
+            .map(|word| std::sync::atomic::AtomicU64::new(u64::from_le_bytes(word.try_into().expect("eight bytes"))))
+            .collect();
+        // The heartbeat's part, which this tier leaves to the node.
+        Writer::set_valid_until(&words, u64::MAX);
+        let reader = Reader::new(&words).expect("a segment");
+        let found = reader.lookup(SliceName { tenant: TenantId(1), key: b"key/9", slice_index: 0 }, 1);
+        let Lookup::Found(found) = found else { return None };
+        let data = reader.layout().data_offset as usize;
+        let mut bytes = Vec::new();
+        for extent in found.extents.as_slice() {
+            bytes.extend_from_slice(&file[data + extent.page as usize * 4096..][..extent.pages as usize * 4096]);
+        }
+        bytes.truncate(found.slice_length as usize);
+        assert!(reader.is_unchanged(&found));
+        assert_eq!(crc32fast::hash(&bytes), found.checksum);
+        Some(bytes)
+    };
+    assert_eq!(look(), Some(bytes_of(9, 100_000)));
+    drop(slice);
+    assert_eq!(look(), None);
+}
