@@ -1,7 +1,10 @@
 //! The clock by which a leader stamps entries.
 //!
-//! Invariant: never goes back, neither here nor behind what was seen in the log; never stands still either, even if
-//! the host's clock is set back: then it goes on with the monotonic clock. It follows the host's clock forward only.
+//! The host's wall clock is read once, at the start; from then on time goes on with the monotonic clock. So a wall clock
+//! that is set, forward or back, under a running leader changes nothing: a jump forward would expire every session and
+//! reservation at once, and could never be taken back, because log time never goes back.
+//!
+//! Invariant: never goes back, neither here nor behind what was seen in the log; never stands still either.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -17,12 +20,12 @@ pub(super) struct LogClock {
 
 impl LogClock {
     pub(super) fn new() -> Self {
-        Self { started: Instant::now(), offset: AtomicU64::new(0) }
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| millis(since.as_millis()));
+        Self { started: Instant::now(), offset: AtomicU64::new(wall) }
     }
 
     pub(super) fn now(&self) -> LogTime {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| millis(since.as_millis()));
-        self.at_least(LogTime(wall))
+        self.at_least(LogTime(0))
     }
 
     /// Never answers less than `time` from here on, nor than it did before.

@@ -66,7 +66,6 @@ impl AdminApi {
     }
 
     /// All routes. Health needs no secret: it says nothing that the port's being open does not.
-    #[must_use]
     pub fn router(self) -> Router {
         let protected = Router::new()
             .route("/", get(page))

@@ -20,7 +20,7 @@ pub(crate) use serve::cannot_listen;
 pub use serve::{GrpcServer, MAX_MESSAGE_BYTES};
 
 /// Generated server traits; the messages are `tidepool_metadata::proto`.
-#[expect(missing_docs, clippy::large_futures, unreachable_pub, unused_qualifications, reason = "generated")]
+#[expect(clippy::allow_attributes, unreachable_pub, unused_qualifications, reason = "generated")]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/tidepool.v1.rs"));
 }

@@ -33,7 +33,10 @@ impl NodeService {
         let mut read = read_of(freshness);
         for _ in 0..LOOKUPS {
             let location = match self.locate(name, read).await? {
-                Located::Missing if matches!(read, Read::Linearizable) => return Err(error::not_found(name)),
+                Located::Missing if matches!(read, Read::Linearizable) => {
+                    self.inner.store.count_miss();
+                    return Err(error::not_found(name));
+                }
                 // A miss of a read that may lag is confirmed before it is reported.
                 Located::Missing => {
                     read = Read::Linearizable;

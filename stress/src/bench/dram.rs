@@ -33,10 +33,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     let mut copied = Walk::default();
     let mut limit = {
         let source = &source;
-        move |target: &mut [u8]| copied.sample(options.side(), |number| {
-            part_mut(target, number).copy_from_slice(part(source, number));
-            Ok(())
-        })
+        move |target: &mut [u8]| {
+            copied.sample(options.side(), |number| {
+                part_mut(target, number).copy_from_slice(part(source, number));
+                Ok(())
+            })
+        }
     };
 
     let mut walk = Walk::default();

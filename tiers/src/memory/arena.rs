@@ -77,7 +77,7 @@ impl Arena {
     }
 
     fn start_of(&self, extent: Extent) -> *mut u8 {
-        // SAFETY: `Pages::new` checked that the extent lies in the data, and the data lies in the mapping.
+        // SAFETY: `Pages::of_new_blocks` checked that the extent lies in the data, and the data lies in the mapping.
         unsafe { self.map.as_mut_ptr().add(self.data_offset + extent.page as usize * PAGE_BYTES) }
     }
 }
@@ -90,20 +90,16 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Takes ownership of the blocks' pages.
-    ///
-    /// # Safety
-    /// The blocks are of the allocator of this arena, and no other `Pages` has them.
-    unsafe fn new(arena: Arc<Arena>, blocks: Blocks) -> Self {
+    /// Pages of blocks that `super::tier` just took from its allocator, or that its allocator was restored with. What a
+    /// caller must keep: the allocator is this arena's, and each block is here once until it is given back.
+    pub(super) fn of_new_blocks(arena: &Arc<Arena>, blocks: Blocks) -> Self {
         blocks.iter().for_each(|block| arena.check(block.extent));
-        Self { arena, blocks }
+        Self { arena: Arc::clone(arena), blocks }
     }
 
-    /// Pages of blocks that `super::tier` just took from its allocator, or that its allocator was restored with.
-    pub(super) fn of_new_blocks(arena: &Arc<Arena>, blocks: Blocks) -> Self {
-        // SAFETY: the one caller is the tier, whose allocator gives each block out once until it is given back, and
-        // gives blocks back only from `into_blocks`, after which this `Pages` has none.
-        unsafe { Self::new(Arc::clone(arena), blocks) }
+    /// The same pages under a new owner; this one has none any more.
+    pub(super) fn take(&mut self) -> Self {
+        Self { arena: Arc::clone(&self.arena), blocks: self.take_blocks() }
     }
 
     /// The blocks, to be given back.

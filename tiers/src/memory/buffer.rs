@@ -96,7 +96,7 @@ impl SliceBuffer {
                 position += 4;
             }
         }
-        let pages = Pages::of_new_blocks(self.tier.arena(), self.pages.take_blocks());
+        let pages = self.pages.take();
         let slot = self.tier.seal(&SliceHeader { checksum, ..header }, &pages);
         self.sealed = true;
         Arc::new(Slice::new(Arc::clone(&self.tier), pages, slot, self.length, checksum))

@@ -29,7 +29,11 @@ pub(super) fn open(config: &MemoryConfig, layout: &Layout) -> Result<Segment, Me
     if !config.survive_restart {
         return anonymous(config, layout);
     }
-    let folder = config.folder.clone().or_else(|| hugetlbfs(layout.file_bytes)).unwrap_or_else(|| "/dev/shm".into());
+    let folder = config
+        .folder
+        .clone()
+        .or_else(|| hugetlbfs(&config.name, layout.file_bytes))
+        .unwrap_or_else(|| "/dev/shm".into());
     let path = folder.join(&config.name);
     let file = open_locked(&path)?;
     let length = file.metadata().map_err(|source| io_error("look at", &path, source))?.len();
@@ -114,15 +118,18 @@ fn retire(path: &Path, words: &[AtomicU64], why: &str) {
     Writer::set_retired(words);
 }
 
-/// A mount of hugetlbfs with enough free pages.
-fn hugetlbfs(bytes: u64) -> Option<PathBuf> {
+/// A mount of hugetlbfs that has our segment already, or enough free pages for it.
+fn hugetlbfs(name: &str, bytes: u64) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/mounts").ok()?;
     let mounts = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
         let (place, kind) = (fields.next()?, fields.next()?);
         (kind == "hugetlbfs").then(|| PathBuf::from(place))
     });
-    mounts.into_iter().find(|place| statvfs(place).is_ok_and(|stat| stat.f_bavail * stat.f_frsize >= bytes))
+    let mounts: Vec<PathBuf> = mounts.collect();
+    let has_room = |place: &&PathBuf| statvfs(*place).is_ok_and(|stat| stat.f_bavail * stat.f_frsize >= bytes);
+    let ours = mounts.iter().find(|place| place.join(name).exists());
+    ours.or_else(|| mounts.iter().find(has_room)).cloned()
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> MemoryError {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
-use tidepool_metadata::directory::{Extent, Extents, Layout, PAGE_BYTES, SlotId, Writer};
+use tidepool_metadata::directory::{Extent, Extents, Layout, PAGE_BYTES, SlotId, Writer, read_slice};
 use tidepool_metadata::{CHUNK_BYTES, Incarnation, NodeId, SliceHeader};
 
 use super::allocator::{Allocator, Blocks};
@@ -197,13 +197,8 @@ impl MemoryTier {
         }
     }
 
-    pub(super) fn arena(&self) -> &Arc<Arena> {
-        &self.arena
-    }
-
     pub(super) fn header(&self, slot: SlotId) -> SliceHeader {
-        let found = self.state.lock().writer.read(self.arena.words(), slot);
-        found.expect("the slot of a slice that lives is whole").0
+        read_slice(&self.layout, self.arena.words(), slot).expect("the slot of a slice that lives is whole").0
     }
 
     /// Enters a filled slice in the directory.

@@ -154,8 +154,8 @@ impl TieredStore {
             let adopted = match (in_segment, &nvme) {
                 (Some(slices), _) => adopt_slices(inner, slices),
                 (None, Some(nvme)) if !hot.locations.is_empty() => adopt_hot(inner, nvme, hot).await,
-                // It was in DRAM only, and DRAM did not survive.
-                _ => None,
+                // It left DRAM after the list was written: the disk phase finds it, if anything does.
+                _ => continue,
             };
             inner.recovery.count(Phase::HotKeys, adopted);
         }

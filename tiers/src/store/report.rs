@@ -111,7 +111,12 @@ impl Counters {
 }
 
 impl TieredStore {
-    /// Reads that found nothing here.
+    /// Counts a read that the catalog answered with *missing*: the store was not asked.
+    pub fn count_miss(&self) {
+        self.inner.counters.miss();
+    }
+
+    /// Reads that found nothing.
     #[must_use]
     pub fn misses(&self) -> u64 {
         self.inner.counters.misses.load(Relaxed)

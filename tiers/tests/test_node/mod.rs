@@ -237,7 +237,9 @@ impl TestNode {
         files.extend(self.nvme.as_ref().map(|nvme| nvme.path.join("regions.dat")));
         let copies: Vec<(PathBuf, PathBuf)> =
             files.into_iter().map(|path| (path.with_extension("copy"), path)).collect();
-        copies.iter().for_each(|(copy, path)| drop(std::fs::copy(path, copy).unwrap()));
+        for (copy, path) in &copies {
+            std::fs::copy(path, copy).unwrap();
+        }
         self.store.shutdown().await.unwrap();
         self.reopen(|()| copies.iter().for_each(|(copy, path)| std::fs::rename(copy, path).unwrap())).await
     }

@@ -1,9 +1,6 @@
 //! Starting and failing to start: errors say what is in the way and what to do, before any address is published.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
-use common::{TestServer, refusal};
+use crate::common::{TestServer, refusal};
 use tidepool_client::PutOptions;
 
 fn settings(server: &TestServer, more: &[String]) -> Vec<String> {

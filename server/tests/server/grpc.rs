@@ -1,10 +1,7 @@
 //! The client protocol, as clients see it: what is promised, and what bad input gets.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
+use crate::common::TestServer;
 use bytes::Bytes;
-use common::TestServer;
 use prost::Message;
 use tidepool_client::{Client, Existence, GetOptions, Matching, PutOptions, PutOutcome, RemoveOutcome};
 use tidepool_metadata::proto::{self, ErrorDetail, put_chunk::Part};

@@ -1,0 +1,6 @@
+//! A whole server, seen from outside.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+mod grpc;
+mod process;
