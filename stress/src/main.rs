@@ -7,6 +7,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tidepool_stress::bench::{self, BENCHES, BenchOptions};
 
+/// The same as the node's, so that both sides of a benchmark pay the same for their buffers.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// A tmpfs: where the DRAM tiers of nodes under test lie.
 const SEGMENTS: &str = "/dev/shm";
 
