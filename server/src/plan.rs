@@ -89,6 +89,8 @@ fn nvme(settings: &config::Nvme, folder: &DataFolder) -> Result<NvmeConfig, Erro
             config::NvmeWrites::WriteThrough => WritePolicy::WriteThrough,
             config::NvmeWrites::Never => WritePolicy::Never,
         },
+        watermark_high: settings.watermark_high,
+        watermark_low: settings.watermark_low,
         ..NvmeConfig::default()
     })
 }

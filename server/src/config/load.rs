@@ -144,6 +144,10 @@ impl Config {
             size("nvme.capacity", capacity, Size(8 * self.nvme.region_bytes.0 + MIB), Size(1024 * TIB))?;
         }
         check("nvme.queue_depth", (1..=1024).contains(&self.nvme.queue_depth), self.nvme.queue_depth, "1 to 1024")?;
+        let (low, high) = (self.nvme.watermark_low, self.nvme.watermark_high);
+        let bounds = format!("0.5 to below watermark_high = {high}");
+        check("nvme.watermark_low", (0.5..high).contains(&low), low, &bounds)?;
+        check("nvme.watermark_high", high <= 0.999, high, "at most 0.999")?;
         size("device.capacity", self.device.capacity, Size(MIB), Size(64 * TIB))?;
         size("limits.inflight_bytes", self.limits.inflight_bytes, Size(16 * MIB), Size(64 * GIB))?;
         let (connections, streams) = (self.limits.connections, self.limits.streams);

@@ -230,6 +230,10 @@ pub struct Nvme {
     pub direct: DirectIo,
     /// `on_evict` (default), `write_through`, `never`.
     pub write_policy: NvmeWrites,
+    /// Share of regions in use at which reclaim starts: above `watermark_low`, to 0.999, default 0.98.
+    pub watermark_high: f64,
+    /// Share of regions in use at which reclaim stops: 0.5 and more, default 0.97.
+    pub watermark_low: f64,
 }
 
 impl Default for Nvme {
@@ -243,6 +247,8 @@ impl Default for Nvme {
             engine: NvmeEngine::Auto,
             direct: DirectIo::Auto,
             write_policy: NvmeWrites::OnEvict,
+            watermark_high: 0.98,
+            watermark_low: 0.97,
         }
     }
 }

@@ -160,6 +160,7 @@ impl TieredStore {
             inner.recovery.count(Phase::HotKeys, adopted);
         }
         inner.recovery.end(Phase::HotKeys);
+        inner.memory.prefault();
 
         let rest = std::mem::take(&mut *inner.recovery.recovered.lock());
         inner.recovery.begin(Phase::Dram, rest.len() as u64);
@@ -167,7 +168,6 @@ impl TieredStore {
         let verified = tokio::task::spawn_blocking(move || adopt_all(&verifier, rest)).await;
         inner.recovery.end(Phase::Dram);
         verified.map_err(|_panic| StoreError::Recovering)?;
-        inner.memory.prefault();
 
         inner.recovery.begin(Phase::Disk, 0);
         if let Some(nvme) = nvme {
