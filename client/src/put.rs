@@ -15,8 +15,9 @@ use crate::error::Error;
 use crate::retry::Repeatable;
 use crate::types::{PutDone, PutOptions, PutOutcome};
 
-/// Bytes of a chunk of a stream: large enough that messages cost little, small enough to move at once.
-const CHUNK_BYTES: usize = 1 << 20;
+/// Bytes of a chunk of a stream: one frame each, still in the second cache when it is copied again. Measured: 1 MiB and
+/// 128 KiB are both slower.
+const CHUNK_BYTES: usize = 256 << 10;
 
 impl Client {
     /// Stores `value`. The server verifies its checksum before the object becomes visible.

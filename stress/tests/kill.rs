@@ -102,11 +102,8 @@ async fn kill_9_under_load_loses_nothing_that_was_acknowledged() {
         let stop = Arc::new(AtomicBool::new(false));
         let mut writers = tokio::task::JoinSet::new();
         for _ in 0..WRITERS {
-            let client = Client::builder()
-                .endpoint(node.grpc.to_string())
-                .deadline(Duration::from_secs(2))
-                .build()
-                .unwrap();
+            let client =
+                Client::builder().endpoint(node.grpc.to_string()).deadline(Duration::from_secs(2)).build().unwrap();
             writers.spawn(load(client, Arc::clone(&next), Arc::clone(&acknowledged), Arc::clone(&stop)));
         }
         // Not synchronisation: the moment of the kill is to be any.
