@@ -147,7 +147,8 @@ async fn sigterm_under_load_ends_cleanly_and_loses_nothing() {
     let node = node.restart().unwrap();
     until_recovered(&node).await;
     let client = node.client(1).unwrap();
-    for number in acknowledged.lock().clone() {
+    let known = acknowledged.lock().clone();
+    for number in known {
         assert!(check(&client, number).await, "k/{number} was acknowledged and is lost");
     }
 }
