@@ -516,7 +516,7 @@ pub struct Footer {
     pub entries: Vec<u8>,
     /// How many entries.
     pub entry_count: u32,
-    /// Sum of their record lengths.
+    /// Sum of their record lengths, and of lost records whose tombstones will be taken off it.
     pub record_bytes: u64,
 }
 

@@ -4,7 +4,7 @@
 //! footer are walked record by record and given one. The scan then reads the footers on all cores. See
 //! docs/src/formats/nvme.md, "Recovery".
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -116,10 +116,17 @@ pub(super) fn recover(core: &Core) -> Result<(Recovered, Graves), NvmeError> {
         }
     }
     recovered.walked_regions = unsealed.len() as u32;
+    let mut walked = Vec::with_capacity(unsealed.len());
     for (region, epoch) in unsealed {
         let footer = walk(core, region, epoch).map_err(io_error("read an unsealed region of the nvme tier"))?;
         tombstones.extend_from_slice(&footer.tombstones);
         recovered.records += u64::from(footer.entry_count);
+        walked.push((region, epoch, footer));
+    }
+    tombstones.sort_unstable();
+    tombstones.dedup_by_key(|tombstone| (tombstone.sequence, tombstone.offset));
+    for (region, epoch, mut footer) in walked {
+        footer.record_bytes += lost_graves(&footer, epoch, &tombstones);
         let trailer = write_footer(core, region, epoch, &footer).map_err(io_error("seal a recovered region"))?;
         core.regions.adopt(region, trailer);
     }
@@ -148,10 +155,17 @@ fn quarantine(core: &Core, broken: &[Option<io::ErrorKind>]) -> Result<(), NvmeE
     Ok(())
 }
 
-/// Takes the dead records out of the usage; a tombstone that was copied by reclaim counts once.
-fn bury(core: &Core, mut tombstones: Vec<Tombstone>) -> Graves {
-    tombstones.sort_unstable();
-    tombstones.dedup_by_key(|tombstone| (tombstone.sequence, tombstone.offset));
+/// Bytes of records of a walked region that have a tombstone, and that the crash took before they were durable. The
+/// trailer counts them, at this and every later start, because their tombstones will be taken off again.
+fn lost_graves(footer: &Footer, epoch: Epoch, tombstones: &[Tombstone]) -> u64 {
+    let first = tombstones.partition_point(|tombstone| tombstone.sequence < epoch.sequence);
+    let of_region = tombstones[first..].iter().take_while(|tombstone| tombstone.sequence == epoch.sequence);
+    let found: HashSet<u32> = decode_entries(&footer.entries).map(|(_, offset, _)| offset).collect();
+    of_region.filter(|tombstone| !found.contains(&tombstone.offset)).map(|tombstone| u64::from(tombstone.length)).sum()
+}
+
+/// Takes the dead records out of the usage. `tombstones` are sorted; one that was copied by reclaim is there once.
+fn bury(core: &Core, tombstones: Vec<Tombstone>) -> Graves {
     let mut graves = Graves::new();
     for Tombstone { sequence, offset, length } in tombstones {
         let Some(region) = core.regions.find(sequence) else { continue };
