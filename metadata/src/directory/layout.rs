@@ -65,10 +65,10 @@ pub enum LayoutError {
 }
 
 impl Layout {
-    /// The layout of a segment with `data_pages` pages of data; `slot_count` `None` for one a page and some more.
+    /// The layout of a segment with `data_pages` pages of data; `slot_count` `None` for two a page and some more.
     #[must_use]
     pub fn new(node: NodeId, data_pages: u32, slot_count: Option<u32>) -> Self {
-        let default = u64::from(data_pages) + u64::from(data_pages) / 64 + SPARE_SLOTS;
+        let default = 2 * u64::from(data_pages) + SPARE_SLOTS;
         let slot_count = slot_count.unwrap_or(u32::try_from(default).unwrap_or(u32::MAX - 1)).max(1);
         let bucket_count = (slot_count / 2).max(1).next_power_of_two();
         let words = HEADER_WORDS + bucket_count as usize * BUCKET_WORDS + slot_count as usize * SLOT_WORDS;
