@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tempfile::TempDir;
-use tidepool_metadata::directory::{Lookup, Reader, SliceName, Writer};
+use tidepool_metadata::directory::{Lookup, Reader, SliceName};
 use tidepool_metadata::{
     CHUNK_BYTES, DataType, Incarnation, NodeId, ObjectKey, ReplicaId, SliceHeader, TenantId, VersionId,
 };
@@ -297,6 +298,11 @@ fn damage_is_found_before_it_is_served() {
     }
 }
 
+fn boot_nanoseconds() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Another process maps the file and finds slices by the directory alone.
 #[test]
 fn readers_find_complete_slices_by_the_file_alone() {
@@ -304,16 +310,14 @@ fn readers_find_complete_slices_by_the_file_alone() {
     let (tier, _) = open(folder.path(), 4 << 20, 1);
     let slice = put(&tier, 9, 100_000).expect("room");
     slice.complete(3);
-    let look = || {
+    let look = |now: u64| {
         let file = fs::read(folder.path().join("segment")).expect("the segment");
         let words: Vec<std::sync::atomic::AtomicU64> = file
             .chunks_exact(8)
             .map(|word| std::sync::atomic::AtomicU64::new(u64::from_le_bytes(word.try_into().expect("eight bytes"))))
             .collect();
-        // The heartbeat's part, which this tier leaves to the node.
-        Writer::set_valid_until(&words, u64::MAX);
         let reader = Reader::new(&words).expect("a segment");
-        let found = reader.lookup(SliceName { tenant: TenantId(1), key: b"key/9", slice_index: 0 }, 1);
+        let found = reader.lookup(SliceName { tenant: TenantId(1), key: b"key/9", slice_index: 0 }, now);
         let Lookup::Found(found) = found else { return None };
         let data = reader.layout().data_offset as usize;
         let mut bytes = Vec::new();
@@ -325,7 +329,17 @@ fn readers_find_complete_slices_by_the_file_alone() {
         assert_eq!(crc32fast::hash(&bytes), found.checksum);
         Some(bytes)
     };
-    assert_eq!(look(), Some(bytes_of(9, 100_000)));
+    assert_eq!(look(1), None, "nobody has said that it may be used");
+    tier.renew(Duration::from_secs(5));
+    let now = boot_nanoseconds();
+    assert_eq!(look(now), Some(bytes_of(9, 100_000)));
+    assert_eq!(look(now + 60_000_000_000), None, "it was not said again");
     drop(slice);
-    assert_eq!(look(), None);
+    assert_eq!(look(now), None);
+    let slice = put(&tier, 9, 100_000).expect("room");
+    slice.complete(4);
+    assert!(look(now).is_some());
+    tier.close(true);
+    tier.renew(Duration::from_secs(5));
+    assert_eq!(look(now), None, "this life's writing has ended");
 }

@@ -1,5 +1,6 @@
 //! A slot's words, to and from what they mean.
 
+use super::writer::{RecoveredSlot, SlotId};
 use super::{high, low, pack};
 use crate::node::{Incarnation, NodeId};
 use crate::object::{DataType, MAX_KEY_BYTES, ObjectKey, ReplicaId, TenantId, VersionId};
@@ -160,11 +161,16 @@ impl Image {
 
     /// The status word with its check.
     pub(super) fn status(&self) -> u64 {
-        let mut bytes = [0; 8 * (2 + FIXED_WORDS + PAYLOAD_WORDS)];
-        for (bytes, word) in bytes.chunks_exact_mut(8).zip(&self.words[..self.length]) {
-            bytes.copy_from_slice(&word.to_le_bytes());
+        let mut sum = crc32fast::Hasher::new();
+        // Most entries fit one piece: a restart checks a million of them.
+        for words in self.words[..self.length].chunks(32) {
+            let mut bytes = [0; 8 * 32];
+            for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
+            sum.update(&bytes[..8 * words.len()]);
         }
-        pack(low(self.words[1]), crc32fast::hash(&bytes[..8 * self.length]))
+        pack(low(self.words[1]), sum.finalize())
     }
 
     /// Whether the words are those that were written.
@@ -178,6 +184,26 @@ impl Image {
             let _fits = extents.push(Extent { page: low(word), pages: high(word) });
         }
         extents
+    }
+
+    /// What a restart needs to know of the slice in `slot`; `None` if the entry says something that cannot be.
+    pub(super) fn recovered(&self, slot: SlotId) -> Option<RecoveredSlot> {
+        let (status, fixed) = (Status(self.words[1]), self.fixed());
+        DataType::from_number(u8::try_from(high(fixed[3])).ok()?)?;
+        #[expect(clippy::cast_possible_truncation, reason = "a sound status has at most 8")]
+        let extent_count = status.extents() as u8;
+        Some(RecoveredSlot {
+            slot,
+            replica: ReplicaId {
+                node: NodeId(low(fixed[6])),
+                incarnation: Incarnation(high(fixed[6])),
+                sequence: fixed[7],
+            },
+            slice_length: high(fixed[2]),
+            checksum: low(fixed[3]),
+            extent_count,
+            is_whole: fixed[1] == u64::from(high(fixed[2])),
+        })
     }
 
     /// What the entry says; `None` if it says something that cannot be.

@@ -63,7 +63,7 @@ fn found(words: &[AtomicU64], key: &[u8]) -> Found {
 fn a_slice_is_found_once_complete_and_until_retired() {
     let words = segment(64);
     let (mut writer, recovered) = Writer::recover(&words, FIRST_LIFE).expect("a segment");
-    assert!(recovered.is_empty());
+    assert!(recovered.slots.is_empty());
     Writer::set_valid_until(&words, 1000);
     let slot = put(&mut writer, &words, &header(b"block", 1, 3), &[(5, 2), (9, 1)]);
     assert_eq!(look_up(&words, b"block"), Lookup::Missing, "sealed only");
@@ -171,7 +171,11 @@ fn recovery_takes_what_is_whole_and_generations_never_go_back() {
     };
     let before = generations(&words);
     let (mut second, recovered) = Writer::recover(&words, Incarnation(8)).expect("a segment");
-    let names: Vec<(SlotId, u64)> = recovered.iter().map(|(slot, header, _)| (*slot, header.commit_index)).collect();
+    let names: Vec<(SlotId, u64)> = recovered
+        .slots
+        .iter()
+        .map(|found| (found.slot, second.read(&words, found.slot).expect("it is whole").0.commit_index))
+        .collect();
     assert_eq!(names, [(complete, 5), (sealed, 0)]);
     let after = generations(&words);
     assert_eq!(after[..2], before[..2]);
@@ -229,14 +233,18 @@ fn a_kill_after_any_store_leaves_only_whole_slices() {
     for (number, value) in stores {
         image[number].store(value, Relaxed);
         let image = copy(&image);
-        let Ok((_, recovered)) = Writer::recover(&image, Incarnation(8)) else {
+        let Ok((writer, recovered)) = Writer::recover(&image, Incarnation(8)) else {
             assert!(matches!(Layout::read(&image), Err(LayoutError::NoHeader)));
             continue;
         };
-        most = most.max(recovered.len());
-        for (_, header, _) in &recovered {
+        most = most.max(recovered.slots.len());
+        for (found, list) in recovered.iter() {
+            let (header, extents) = writer.read(&image, found.slot).expect("it is whole");
+            assert_eq!(extents.as_slice(), list);
+            let said = (found.replica, found.slice_length, found.checksum);
+            assert_eq!(said, (header.replica, header.slice_length, header.checksum));
             let original = all.iter().find(|original| original.version == header.version).expect("one of ours");
-            assert_eq!(*header, SliceHeader { commit_index: header.commit_index, ..original.clone() });
+            assert_eq!(header, SliceHeader { commit_index: header.commit_index, ..original.clone() });
             assert!([0, 49 + header.version.sequence].contains(&header.commit_index));
         }
         let again = Writer::recover(&image, Incarnation(9)).expect("a segment").1;
@@ -270,8 +278,9 @@ fn damaged_headers_and_directories_are_refused_not_believed() {
         let damaged = copy(&words);
         damaged[position].store(random, Relaxed);
         let _any_answer = look_up(&damaged, &key);
-        let (_, recovered) = Writer::recover(&damaged, Incarnation(8)).expect("the header is whole");
-        for (_, found, list) in recovered {
+        let (writer, recovered) = Writer::recover(&damaged, Incarnation(8)).expect("the header is whole");
+        for found in recovered.slots {
+            let (found, list) = writer.read(&damaged, found.slot).expect("it is whole");
             assert_eq!((found.version.sequence, list), (1, extents(&[(1, 2)])));
         }
     }
@@ -285,5 +294,5 @@ fn slices_over_the_same_pages_are_both_dropped() {
     put(&mut writer, &words, &header(b"b", 2, 4), &[(10, 4)]);
     put(&mut writer, &words, &header(b"c", 3, 1), &[(12, 1)]);
     let (_, recovered) = Writer::recover(&words, Incarnation(8)).expect("a segment");
-    assert_eq!(recovered.iter().map(|(slot, ..)| *slot).collect::<Vec<_>>(), [apart]);
+    assert_eq!(recovered.slots.iter().map(|found| found.slot).collect::<Vec<_>>(), [apart]);
 }

@@ -3,12 +3,13 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use super::entry::{
-    Extents, FIXED_WORDS, Image, MOST_PAYLOAD_SLOTS, PAYLOAD_FIRST, PAYLOAD_MORE, SlotState, Status, commit_index,
-    commit_word,
+    Extent, Extents, FIXED_WORDS, Image, MOST_PAYLOAD_SLOTS, PAYLOAD_FIRST, PAYLOAD_MORE, SlotState, Status,
+    commit_index, commit_word,
 };
 use super::layout::{WORD_RECOVERING, WORD_RETIRED, WORD_SLOTS_USED, WORD_VALID_UNTIL};
 use super::{Cell, Layout, LayoutError, high, low, pack};
 use crate::node::Incarnation;
+use crate::object::ReplicaId;
 use crate::slice::SliceHeader;
 
 // Words of a slot.
@@ -26,8 +27,31 @@ pub(super) const MORE_PAYLOAD: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u32);
 
-/// A slice that outlived its writer: its slot, what it is, where its bytes are.
-pub type Recovered = (SlotId, SliceHeader, Extents);
+/// A slice that outlived its writer; [`Writer::read`] tells the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecoveredSlot {
+    /// Where its entry is.
+    pub slot: SlotId,
+    /// Of which copy it is.
+    pub replica: ReplicaId,
+    /// Its length in bytes.
+    pub slice_length: u32,
+    /// CRC-32 of its bytes.
+    pub checksum: u32,
+    /// How many extents it has.
+    pub extent_count: u8,
+    /// It is the only slice of its object.
+    pub is_whole: bool,
+}
+
+/// All slices that outlived their writer. Flat, because there may be millions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// In the order of the slots.
+    pub slots: Vec<RecoveredSlot>,
+    /// The extents of the first, then those of the second, ..
+    pub extents: Vec<Extent>,
+}
 
 /// All slots are taken or promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +81,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`LayoutError`].
-    pub fn recover<C: Cell>(words: &[C], incarnation: Incarnation) -> Result<(Self, Vec<Recovered>), LayoutError> {
+    pub fn recover<C: Cell>(words: &[C], incarnation: Incarnation) -> Result<(Self, Recovered), LayoutError> {
         let layout = Layout::read(words)?;
         words[WORD_RECOVERING].store(1, Relaxed);
         words[WORD_VALID_UNTIL].store(0, Relaxed);
@@ -259,32 +283,66 @@ impl Writer {
         }
     }
 
-    fn take_slices<C: Cell>(&self, words: &[C], taken: &mut [bool]) -> Vec<Recovered> {
-        let mut found = Vec::new();
+    fn take_slices<C: Cell>(&self, words: &[C], taken: &mut [bool]) -> Recovered {
+        let mut found = Recovered::default();
+        found.slots.reserve(self.slots_used as usize);
+        found.extents.reserve(self.slots_used as usize);
         for slot in 0..self.slots_used {
             let mut payload_slots = Vec::new();
-            let read = read_slot(&self.layout, words, slot, &mut |payload_slot| {
+            let image = read_image(&self.layout, words, slot, &mut |payload_slot| {
                 let unseen = payload_slot < self.slots_used && !taken[payload_slot as usize];
                 payload_slots.push(payload_slot);
                 unseen
             });
-            let Some((header, extents)) = read else { continue };
+            let Some(image) = image else { continue };
+            let extents = image.extents();
+            let recovered = image.recovered(SlotId(slot));
+            let fits = |slice: &RecoveredSlot| extents.fit(self.layout.data_pages, slice.slice_length);
+            let Some(recovered) = recovered.filter(fits) else { continue };
             let at = self.layout.slot(slot);
-            words[at + LINKS].store(pack(0, high(words[at + LINKS].load(Relaxed))), Relaxed);
+            let links = words[at + LINKS].load(Relaxed);
+            words[at + LINKS].store(pack(0, high(links)), Relaxed);
             words[at + PREVIOUS].store(0, Relaxed);
             taken[slot as usize] = true;
             payload_slots.iter().for_each(|&payload_slot| taken[payload_slot as usize] = true);
-            found.push((SlotId(slot), header, extents));
+            found.slots.push(recovered);
+            found.extents.extend_from_slice(extents.as_slice());
         }
         drop_overlapping(&self.layout, words, &mut found, taken);
         found
     }
 }
 
+impl Recovered {
+    /// Each slice with its extents.
+    pub fn iter(&self) -> impl Iterator<Item = (&RecoveredSlot, &[Extent])> {
+        let mut rest = self.extents.as_slice();
+        self.slots.iter().map(move |slice| {
+            let (extents, behind) = rest.split_at(usize::from(slice.extent_count));
+            rest = behind;
+            (slice, extents)
+        })
+    }
+}
+
+/// One bit a page: much quicker than to sort a million extents that are in order.
+fn any_overlap(layout: &Layout, extents: &[Extent]) -> bool {
+    let mut taken = vec![0_u64; (layout.data_pages as usize).div_ceil(64)];
+    extents.iter().flat_map(|extent| extent.page..extent.page + extent.pages).any(|page| {
+        let (word, bit) = (&mut taken[page as usize / 64], 1 << (page % 64));
+        let was_taken = *word & bit != 0;
+        *word |= bit;
+        was_taken
+    })
+}
+
 /// Two slices over one page cannot be; if damage made it so, neither is trusted.
-fn drop_overlapping<C: Cell>(layout: &Layout, words: &[C], found: &mut Vec<Recovered>, taken: &mut [bool]) {
+fn drop_overlapping<C: Cell>(layout: &Layout, words: &[C], found: &mut Recovered, taken: &mut [bool]) {
+    if !any_overlap(layout, &found.extents) {
+        return;
+    }
     let mut all: Vec<_> =
-        found.iter().flat_map(|(slot, _, extents)| extents.as_slice().iter().map(|&extent| (extent, *slot))).collect();
+        found.iter().flat_map(|(slice, extents)| extents.iter().map(|&extent| (extent, slice.slot))).collect();
     all.sort_unstable();
     let mut bad = std::collections::BTreeSet::new();
     let mut last: Option<(u32, SlotId)> = None;
@@ -298,7 +356,12 @@ fn drop_overlapping<C: Cell>(layout: &Layout, words: &[C], found: &mut Vec<Recov
             _ => last = Some((end, slot)),
         }
     }
-    found.retain(|(slot, _, _)| !bad.contains(slot));
+    let mut good = Recovered::default();
+    for (slice, extents) in found.iter().filter(|(slice, _)| !bad.contains(&slice.slot)) {
+        good.slots.push(*slice);
+        good.extents.extend_from_slice(extents);
+    }
+    *found = good;
     for slot in bad {
         taken[slot.0 as usize] = false;
         let mut payload = high(words[layout.slot(slot.0) + LINKS].load(Relaxed));
@@ -313,16 +376,15 @@ fn drop_overlapping<C: Cell>(layout: &Layout, words: &[C], found: &mut Vec<Recov
 /// the slot does not change meanwhile.
 #[must_use]
 pub fn read_slice<C: Cell>(layout: &Layout, words: &[C], slot: SlotId) -> Option<(SliceHeader, Extents)> {
-    read_slot(layout, words, slot.0, &mut |_payload_slot| true)
+    let image = read_image(layout, words, slot.0, &mut |_payload_slot| true)?;
+    let at = layout.slot(slot.0);
+    let index = commit_index(words[at + COMMIT].load(Relaxed), words[at + GENERATION].load(Relaxed));
+    let (header, extents) = image.decode(index)?;
+    extents.fit(layout.data_pages, header.slice_length).then_some((header, extents))
 }
 
-/// The slice in `slot`, if its check holds. `visit` is told each payload slot and may refuse it.
-fn read_slot<C: Cell>(
-    layout: &Layout,
-    words: &[C],
-    slot: u32,
-    visit: &mut dyn FnMut(u32) -> bool,
-) -> Option<(SliceHeader, Extents)> {
+/// The entry in `slot`, if its check holds. `visit` is told each payload slot and may refuse it.
+fn read_image<C: Cell>(layout: &Layout, words: &[C], slot: u32, visit: &mut dyn FnMut(u32) -> bool) -> Option<Image> {
     let at = layout.slot(slot);
     let status = Status(words[at + STATUS].load(Acquire));
     if status.state() != Some(SlotState::Slice) || !status.is_sound() {
@@ -347,12 +409,7 @@ fn read_slot<C: Cell>(
         rest -= now;
         payload = high(words[at + LINKS].load(Relaxed));
     }
-    if !image.matches(status) {
-        return None;
-    }
-    let index = commit_index(words[at + COMMIT].load(Relaxed), generation);
-    let (header, extents) = image.decode(index)?;
-    extents.fit(layout.data_pages, header.slice_length).then_some((header, extents))
+    image.matches(status).then_some(image)
 }
 
 fn store_all<C: Cell>(cells: &[C], values: &[u64]) {

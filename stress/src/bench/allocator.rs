@@ -116,7 +116,9 @@ impl Pool {
 
     /// Gives slices back, timed together: what an eviction frees, it frees in one go.
     fn free(&mut self, slices: Vec<Blocks>) {
-        let (took, ()) = nanoseconds_of(|| slices.into_iter().flatten().for_each(|block| self.allocator.free(block)));
+        let (took, ()) = nanoseconds_of(|| {
+            slices.iter().flat_map(|blocks| blocks.iter()).for_each(|&block| self.allocator.free(block))
+        });
         self.frees += (took - self.clock).max(0.0);
     }
 

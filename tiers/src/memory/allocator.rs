@@ -18,8 +18,9 @@
 //!
 //! Source: Masmano and others, TLSF (ECRTS 2004).
 
-use arrayvec::ArrayVec;
 use tidepool_metadata::directory::{Extent, MAX_EXTENTS};
+
+use super::blocks::Blocks;
 
 /// Bins for each power of two, as a power of two: blocks in a bin differ by 3 % at most.
 const SPLIT_BITS: u32 = 5;
@@ -38,9 +39,6 @@ pub struct Block {
     pub extent: Extent,
     node: u32,
 }
-
-/// The blocks of one slice, in the order in which bytes fill them.
-pub type Blocks = ArrayVec<Block, MAX_EXTENTS>;
 
 /// Aligned so that it lies in one cache line.
 #[derive(Clone, Copy, Debug)]
@@ -88,17 +86,17 @@ impl Allocator {
     /// leave the pool.
     #[must_use]
     pub fn restore(pages: u32, taken: &[Extent]) -> Option<(Self, Vec<Block>)> {
-        let mut order: Vec<usize> = (0..taken.len()).collect();
-        order.sort_unstable_by_key(|&index| taken[index]);
+        let mut order: Vec<(u32, u32)> = taken.iter().zip(0..).map(|(extent, index)| (extent.page, index)).collect();
+        order.sort_unstable();
         let mut allocator = Self::empty(pages);
         let mut blocks = vec![Block { extent: Extent::default(), node: NONE }; taken.len()];
         let (mut page, mut left) = (0, NONE);
-        for index in order {
-            let extent = taken[index];
+        for (_, index) in order {
+            let extent = taken[index as usize];
             let end = extent.page.checked_add(extent.pages).filter(|&end| end <= pages && extent.pages > 0)?;
             left = allocator.append_free(page, extent.page.checked_sub(page)?, left);
             let node = allocator.append(Node::between(extent.page, extent.pages, left, NONE));
-            blocks[index] = Block { extent, node };
+            blocks[index as usize] = Block { extent, node };
             (page, left) = (end, node);
         }
         allocator.append_free(page, pages - page, left);
@@ -120,7 +118,7 @@ impl Allocator {
     /// Takes `pages` pages in as few blocks as there must be, at most 8; `None`, and nothing is taken, if there are
     /// not that many or they lie too scattered. No pages are no blocks.
     pub fn allocate(&mut self, pages: u32) -> Option<Blocks> {
-        let mut blocks = Blocks::new();
+        let mut blocks = Blocks::default();
         if pages > self.free_pages {
             return None;
         }
@@ -131,7 +129,7 @@ impl Allocator {
                 None => self.largest().filter(|_| blocks.len() + 1 < MAX_EXTENTS).unwrap_or(NONE),
             };
             if node == NONE {
-                blocks.into_iter().for_each(|block| self.free(block));
+                blocks.iter().for_each(|&block| self.free(block));
                 return None;
             }
             let block = self.take(node, missing);
@@ -436,10 +434,10 @@ mod tests {
                 let mut taken = 0;
                 while let Some(more) = pool.allocate(pages) {
                     taken += pages;
-                    blocks.extend(more);
+                    blocks.extend(more.iter().copied());
                 }
                 assert!(taken > pool.pages() - pages, "round {round}: {taken} pages in slices of {pages}");
-                blocks.into_iter().for_each(|block| pool.free(block));
+                blocks.iter().for_each(|&block| pool.free(block));
                 pool.validate();
                 assert_eq!(pool.free_pages(), pool.pages());
             }
@@ -468,11 +466,11 @@ mod tests {
                     }
                 } else if !live.is_empty() {
                     let blocks = live.swap_remove(index.index(live.len()));
-                    blocks.into_iter().for_each(|block| pool.free(block));
+                    blocks.iter().for_each(|&block| pool.free(block));
                 }
                 pool.validate();
                 let mut ends = BTreeMap::new();
-                for extent in live.iter().flatten().map(|block| block.extent) {
+                for extent in live.iter().flat_map(|blocks| blocks.iter()).map(|block| block.extent) {
                     prop_assert!(extent.pages > 0);
                     prop_assert!(ends.insert(extent.page, extent.page + extent.pages).is_none());
                 }
@@ -481,7 +479,7 @@ mod tests {
                 prop_assert_eq!(taken + pool.free_pages(), pages);
             }
             // The same pool from its live blocks alone.
-            let extents: Vec<Extent> = live.iter().flatten().map(|block| block.extent).collect();
+            let extents: Vec<Extent> = live.iter().flat_map(|blocks| blocks.iter()).map(|block| block.extent).collect();
             let (mut restored, blocks) = Allocator::restore(pages, &extents).expect("they are disjoint");
             restored.validate();
             prop_assert_eq!(restored.free_pages(), pool.free_pages());

@@ -17,7 +17,7 @@ use memmap2::MmapRaw;
 use rustix::mm::{Advice, madvise};
 use tidepool_metadata::directory::{Extent, Layout, PAGE_BYTES};
 
-use super::allocator::Blocks;
+use super::blocks::Blocks;
 
 /// A mapped segment. Unmapped when the last pages are gone.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl Pages {
     /// The memory from byte `position` on, as far as it lies together.
     pub(super) fn spare(&mut self, position: usize) -> &mut [u8] {
         let mut start = 0;
-        for block in &self.blocks {
+        for block in self.blocks.iter() {
             let bytes = block.extent.pages as usize * PAGE_BYTES;
             if position < start + bytes {
                 let offset = position - start;

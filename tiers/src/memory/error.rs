@@ -28,7 +28,7 @@ pub enum MemoryError {
         path: PathBuf,
         /// Bytes of the segment.
         wanted: u64,
-        /// Bytes that its file system has.
+        /// Bytes that its file system, the machine or the control group has.
         available: u64,
     },
     /// Another process has it.

@@ -11,13 +11,17 @@
 
 mod allocator;
 mod arena;
+mod available;
+mod blocks;
 mod buffer;
 mod error;
 mod segment;
 mod slice;
 mod tier;
 
-pub use allocator::{Allocator, Block, Blocks};
+pub use allocator::{Allocator, Block};
+pub use available::available_bytes;
+pub use blocks::Blocks;
 pub use buffer::SliceBuffer;
 pub use error::{Corrupt, MemoryError, NoSpace};
 pub use slice::{RecoveredSlice, Slice};

@@ -10,6 +10,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, fallocate, flock, s
 use tidepool_metadata::directory::{Layout, Writer};
 
 use super::arena::Arena;
+use super::available::available_bytes;
 use super::error::MemoryError;
 use super::tier::MemoryConfig;
 
@@ -47,6 +48,8 @@ pub(super) fn open(config: &MemoryConfig, layout: &Layout) -> Result<Segment, Me
         tracing::warn!(path = %path.display(), length, wanted = layout.file_bytes, "the segment has another size: made anew");
     }
     fs::remove_file(&path).map_err(|source| io_error("remove the old segment", &path, source))?;
+    // Its memory must be free before the new one is reserved.
+    drop(file);
     let file = open_locked(&path)?;
     let made = make(&file, layout, &path);
     if made.is_err() {
@@ -76,6 +79,9 @@ fn open_locked(path: &Path) -> Result<File, MemoryError> {
 fn make(file: &File, layout: &Layout, path: &Path) -> Result<Arena, MemoryError> {
     file.set_len(layout.file_bytes).map_err(|source| io_error("size", path, source))?;
     let data = layout.file_bytes - layout.data_offset;
+    if let Some(available) = available_bytes().filter(|&available| available < data && !is_hugetlbfs(file)) {
+        return Err(MemoryError::NoRoom { path: path.to_owned(), wanted: layout.file_bytes, available });
+    }
     for (offset, length) in [(0, layout.bytes_below_slot(SLOT_STEP.min(layout.slot_count))), (layout.data_offset, data)]
     {
         reserve(file, offset, length).map_err(|source| match source.kind() {
@@ -90,6 +96,11 @@ fn make(file: &File, layout: &Layout, path: &Path) -> Result<Arena, MemoryError>
     let arena = Arena::map(file, layout).map_err(|source| io_error("map", path, source))?;
     layout.format(arena.words());
     Ok(arena)
+}
+
+/// Its pages were set aside before: they are not among what is available.
+fn is_hugetlbfs(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == libc::HUGETLBFS_MAGIC)
 }
 
 fn reserve(file: &File, offset: u64, length: u64) -> io::Result<()> {

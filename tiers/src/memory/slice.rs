@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use crc32fast::Hasher;
+use tidepool_metadata::directory::RecoveredSlot;
 use tidepool_metadata::directory::SlotId;
-use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, SliceHeader};
+use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, ReplicaId, SliceHeader};
 
 use super::arena::Pages;
 use super::buffer::trailer_start;
@@ -199,18 +200,31 @@ impl AsRef<[u8]> for View {
 #[derive(Debug)]
 pub struct RecoveredSlice {
     slice: Slice,
-    header: SliceHeader,
+    replica: ReplicaId,
+    is_whole: bool,
 }
 
 impl RecoveredSlice {
-    pub(super) fn new(slice: Slice, header: SliceHeader) -> Self {
-        Self { slice, header }
+    pub(super) fn new(slice: Slice, found: &RecoveredSlot) -> Self {
+        Self { slice, replica: found.replica, is_whole: found.is_whole }
+    }
+
+    /// Whether it is the only slice of its object.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Of which copy it is.
+    #[must_use]
+    pub fn replica(&self) -> ReplicaId {
+        self.replica
     }
 
     /// What its entry says, which its own checksum covers.
     #[must_use]
-    pub fn header(&self) -> &SliceHeader {
-        &self.header
+    pub fn header(&self) -> SliceHeader {
+        self.slice.header()
     }
 
     /// Reads all of it; lets readers find it again if its put was known to be complete.
@@ -218,7 +232,7 @@ impl RecoveredSlice {
     /// # Errors
     /// [`Corrupt`]: it is gone.
     pub fn verify(self) -> Result<Arc<Slice>, Corrupt> {
-        let Self { slice, header } = self;
+        let Self { slice, .. } = self;
         slice.verify(0..slice.length())?;
         let actual = slice.chunk_checksums().combined(slice.length);
         if actual != slice.checksum {
@@ -227,8 +241,9 @@ impl RecoveredSlice {
         if slice.length == 0 && slice.checksum != 0 {
             return Err(Corrupt { chunk: 0, expected: slice.checksum, actual: 0 });
         }
-        if header.commit_index > 0 {
-            slice.complete(header.commit_index);
+        let commit_index = slice.header().commit_index;
+        if commit_index > 0 {
+            slice.complete(commit_index);
         }
         Ok(Arc::new(slice))
     }

@@ -3,21 +3,23 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
-use tidepool_metadata::directory::{Extent, Extents, Layout, PAGE_BYTES, SlotId, Writer, read_slice};
+use tidepool_metadata::directory::{Extents, Layout, PAGE_BYTES, Recovered, SlotId, Writer, read_slice};
 use tidepool_metadata::{CHUNK_BYTES, Incarnation, NodeId, SliceHeader};
 
-use super::allocator::{Allocator, Blocks};
+use super::allocator::Allocator;
 use super::arena::{Arena, Pages};
+use super::blocks::Blocks;
 use super::buffer::{SliceBuffer, stored_bytes};
 use super::error::{MemoryError, NoSpace};
 use super::segment::{self, Segment};
 use super::slice::{RecoveredSlice, Slice};
 
-/// Pages that are populated between two looks at whether to stop: 64 MiB.
-const POPULATED_PAGES: u32 = 16 << 10;
+/// Pages that are populated at a time: 2 MiB. Meanwhile nobody else in the process can map memory.
+const POPULATED_PAGES: u32 = 512;
 
 /// The slot of a slice that was sealed after the segment was closed.
 const NO_SLOT: SlotId = SlotId(u32::MAX);
@@ -85,18 +87,19 @@ impl MemoryTier {
         let Segment { file, path, arena } = segment::open(config, &layout)?;
         let damaged = |source| MemoryError::Layout { path: path.clone().unwrap_or_default(), source };
         let (writer, found) = Writer::recover(arena.words(), config.incarnation).map_err(damaged)?;
-        let extents: Vec<Extent> = found.iter().flat_map(|(.., extents)| extents.as_slice()).copied().collect();
+        let Recovered { slots, extents } = found;
         let (allocator, blocks) = Allocator::restore(data_pages, &extents).expect("recovered extents do not overlap");
         let backed_slots = writer.slots_needed().max(segment::initially_backed(&layout));
         let state = Mutex::new(State { allocator, writer, reserved_pages: 0, backed_slots });
         let tier = Self { arena: Arc::new(arena), layout, file, path, state, closed: AtomicBool::new(false) };
         let tier = Arc::new(tier);
         let mut blocks = blocks.into_iter();
-        let recovered = found.into_iter().map(|(slot, header, extents)| {
-            let pages = blocks.by_ref().take(extents.as_slice().len()).collect();
+        let recovered = slots.into_iter().map(|found| {
+            let pages = blocks.by_ref().take(found.extent_count.into()).collect();
             let pages = Pages::of_new_blocks(&tier.arena, pages);
-            let slice = Slice::new(Arc::clone(&tier), pages, slot, header.slice_length as usize, header.checksum);
-            RecoveredSlice::new(slice, header)
+            let length = found.slice_length as usize;
+            let slice = Slice::new(Arc::clone(&tier), pages, found.slot, length, found.checksum);
+            RecoveredSlice::new(slice, &found)
         });
         let recovered = recovered.collect();
         Ok((tier, recovered))
@@ -178,6 +181,18 @@ impl MemoryTier {
         }
     }
 
+    /// Lets other processes read the directory for `duration` from now on.
+    pub fn renew(&self, duration: Duration) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let until =
+            Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32).saturating_add(duration);
+        // Under the lock: not after the end of this life's writing.
+        let _state = self.state.lock();
+        if !self.closed.load(Ordering::Acquire) {
+            Writer::set_valid_until(self.arena.words(), u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+
     /// Ends this life's writing: with `keep`, entries stay in the segment for the next start whatever is dropped from
     /// now on; without, the segment's file is removed.
     pub fn close(&self, keep: bool) {
@@ -205,7 +220,7 @@ impl MemoryTier {
     pub(super) fn seal(&self, header: &SliceHeader, pages: &Pages) -> SlotId {
         let mut extents = Extents::default();
         let mut count = 0;
-        for block in pages.blocks() {
+        for block in pages.blocks().iter() {
             let fits = extents.push(block.extent);
             assert!(fits, "at most 8 extents");
             count += block.extent.pages;
@@ -233,14 +248,14 @@ impl MemoryTier {
             return;
         }
         state.writer.retire(self.arena.words(), slot);
-        blocks.into_iter().for_each(|block| state.allocator.free(block));
+        blocks.iter().for_each(|&block| state.allocator.free(block));
     }
 
     /// Gives back what a buffer had that was never sealed.
     pub(super) fn give_back(&self, blocks: Blocks) {
         let mut state = self.state.lock();
         state.writer.unreserve();
-        for block in blocks {
+        for &block in blocks.iter() {
             state.reserved_pages -= block.extent.pages;
             state.allocator.free(block);
         }

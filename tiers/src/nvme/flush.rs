@@ -363,7 +363,8 @@ impl Flusher {
         match open.append(&write.header, &*write.source) {
             Err(error) => drop(write.reply.send(Err(error))),
             Ok((offset, length)) => {
-                let location = Location { region: open.region, sequence: open.epoch.sequence as u32, offset, length };
+                let (region, sequence) = (open.region, open.epoch.sequence as u32);
+                let location = Location { region, sequence, offset, length, checksum: write.header.checksum };
                 let end = open.cursor();
                 self.core.regions.place(open.region, u64::from(length));
                 self.core.stats.written_slices.fetch_add(1, Ordering::Relaxed);

@@ -169,7 +169,8 @@ fn bury(core: &Core, tombstones: Vec<Tombstone>) -> Graves {
     let mut graves = Graves::new();
     for Tombstone { sequence, offset, length } in tombstones {
         let Some(region) = core.regions.find(sequence) else { continue };
-        if core.regions.release(Location { region, sequence: sequence as u32, offset, length }).is_some() {
+        let dead = Location { region, sequence: sequence as u32, offset, length, checksum: 0 };
+        if core.regions.release(dead).is_some() {
             graves.entry(sequence).or_default().push(offset);
         }
     }
@@ -208,9 +209,7 @@ fn parse_footer(sealed: &SealedRegion, pages: &[u8]) -> Option<Vec<(SliceHeader,
         return None;
     }
     let mut records = Vec::with_capacity(trailer.entry_count as usize);
-    records.extend(decode_entries(entries).map(|(header, offset, length)| {
-        (header, Location { region: sealed.region, sequence: sealed.epoch.sequence as u32, offset, length })
-    }));
+    records.extend(decode_entries(entries).map(|entry| located(sealed, entry)));
     (records.len() == trailer.entry_count as usize).then_some(records)
 }
 
@@ -228,9 +227,12 @@ fn records_or_walk(core: &Core, sealed: &SealedRegion, pages: &[u8]) -> io::Resu
     core.stats.corrupt.fetch_add(1, Ordering::Relaxed);
     tracing::warn!(region = sealed.region, "the footer of a region is damaged: its records are read one by one");
     let footer = walk(core, sealed.region, sealed.epoch)?;
-    let (region, sequence) = (sealed.region, sealed.epoch.sequence as u32);
-    let located = |(header, offset, length)| (header, Location { region, sequence, offset, length });
-    Ok(decode_entries(&footer.entries).map(located).collect())
+    Ok(decode_entries(&footer.entries).map(|entry| located(sealed, entry)).collect())
+}
+
+fn located(sealed: &SealedRegion, (header, offset, length): (SliceHeader, u32, u32)) -> (SliceHeader, Location) {
+    let (region, sequence, checksum) = (sealed.region, sealed.epoch.sequence as u32, header.checksum);
+    (header, Location { region, sequence, offset, length, checksum })
 }
 
 /// Reads a whole region and finds its records one by one.

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::format::{Epoch, Tombstone, Trailer};
 
-/// Where a record lies: 16 bytes, to be kept by whoever wants to read it. Valid until its region is reused, which a
+/// Where a record lies: 20 bytes, to be kept by whoever wants to read it. Valid until its region is reused, which a
 /// read notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
@@ -25,6 +25,8 @@ pub struct Location {
     pub(super) sequence: u32,
     pub(super) offset: u32,
     pub(super) length: u32,
+    /// CRC-32 of the slice, so that it can be announced without reading it.
+    pub(super) checksum: u32,
 }
 
 impl Location {
@@ -34,11 +36,18 @@ impl Location {
         self.length
     }
 
-    /// The location in 16 bytes, for a list that outlives the process. A read notices if it no longer holds.
+    /// CRC-32 of the slice in the record.
     #[must_use]
-    pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        for (at, part) in bytes.chunks_exact_mut(4).zip([self.region, self.sequence, self.offset, self.length]) {
+    pub fn checksum(&self) -> u32 {
+        self.checksum
+    }
+
+    /// The location in 20 bytes, for a list that outlives the process. A read notices if it no longer holds.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 20] {
+        let Self { region, sequence, offset, length, checksum } = self;
+        let mut bytes = [0; 20];
+        for (at, part) in bytes.chunks_exact_mut(4).zip([region, sequence, offset, length, checksum]) {
             at.copy_from_slice(&part.to_le_bytes());
         }
         bytes
@@ -46,9 +55,9 @@ impl Location {
 
     /// The location that [`Self::to_bytes`] wrote; from any other bytes, one where nothing is found.
     #[must_use]
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+    pub fn from_bytes(bytes: [u8; 20]) -> Self {
         let part = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        Self { region: part(0), sequence: part(4), offset: part(8), length: part(12) }
+        Self { region: part(0), sequence: part(4), offset: part(8), length: part(12), checksum: part(16) }
     }
 
     /// Which of two announcements of one slice counts: the one written later.
@@ -450,7 +459,7 @@ mod tests {
         }
         regions.publish(100);
         regions.publish(200);
-        let location = Location { region, sequence: epoch.sequence as u32, offset: 4096, length: 100 };
+        let location = Location { region, sequence: epoch.sequence as u32, offset: 4096, length: 100, checksum: 0 };
         regions.abandon(Location { length: 300, ..location });
         check(&regions);
         assert_eq!(regions.release(location), Some(Tombstone { sequence: 1, offset: 4096, length: 100 }));
@@ -474,7 +483,7 @@ mod tests {
     async fn a_region_is_reused_only_after_its_readers_have_left() {
         let regions = Regions::new(2, 1 << 20);
         let (region, epoch) = regions.open(0, 7).unwrap();
-        let location = Location { region, sequence: epoch.sequence as u32, offset: 0, length: 16 };
+        let location = Location { region, sequence: epoch.sequence as u32, offset: 0, length: 16, checksum: 0 };
         let hold = regions.hold(location).unwrap();
         assert_eq!(hold.epoch(), epoch);
         regions.seal(region, trailer(epoch, 0));
@@ -493,7 +502,7 @@ mod tests {
     fn locations_survive_as_bytes_and_nonsense_finds_nothing() {
         let regions = Regions::new(2, 1 << 20);
         let (region, epoch) = regions.open(0, 7).unwrap();
-        let location = Location { region, sequence: epoch.sequence as u32, offset: 4096, length: 160 };
+        let location = Location { region, sequence: epoch.sequence as u32, offset: 4096, length: 160, checksum: 0 };
         assert_eq!(Location::from_bytes(location.to_bytes()), location);
         assert!(regions.hold(location).is_some());
         for nonsense in [
@@ -513,11 +522,17 @@ mod tests {
             let (region, epoch) = regions.open(0, 1).unwrap();
             regions.place(region, live);
             regions.publish(live);
-            regions.settle(Location { region, sequence: epoch.sequence as u32, offset: 0, length: live as u32 });
+            regions.settle(Location {
+                region,
+                sequence: epoch.sequence as u32,
+                offset: 0,
+                length: live as u32,
+                checksum: 0,
+            });
             regions.seal(region, trailer(epoch, live));
         }
         assert_eq!(regions.victim().unwrap().epoch.sequence, 1);
-        regions.release(Location { region: 1, sequence: 2, offset: 0, length: 500 });
+        regions.release(Location { region: 1, sequence: 2, offset: 0, length: 500, checksum: 0 });
         assert_eq!(regions.victim().unwrap().epoch.sequence, 2);
     }
 }

@@ -42,7 +42,13 @@ impl NvmeTier {
             self.scrubbed_sequence.store(0, Ordering::Relaxed);
             return Ok(ScrubReport { round_is_complete: true, ..ScrubReport::default() });
         };
-        let at = Location { region: sealed.region, sequence: sealed.epoch.sequence as u32, offset: 0, length: 0 };
+        let at = Location {
+            region: sealed.region,
+            sequence: sealed.epoch.sequence as u32,
+            offset: 0,
+            length: 0,
+            checksum: 0,
+        };
         let Some(_hold) = core.regions.hold(at) else { return Ok(ScrubReport::default()) };
         let image = read_region(core, sealed.region).await?;
         let read = |source| NvmeError::Io { action: "read a region of the nvme tier", source };

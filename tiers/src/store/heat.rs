@@ -15,7 +15,7 @@ use super::index::{PerSlice, header_of};
 use super::{Inner, alive};
 use crate::nvme::Location;
 
-const MAGIC: [u8; 8] = *b"TPHEAT\0\x01";
+const MAGIC: [u8; 8] = *b"TPHEAT\0\x02";
 /// How many replicas are listed: what the first phase can bring back well within its half second.
 const LISTED: usize = 4096;
 /// How often the list is written.

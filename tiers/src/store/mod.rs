@@ -19,6 +19,7 @@
 //!
 //! On a crash: segments and NVMe records say by themselves what they are; `recovery.rs` rebuilds all of this.
 
+mod announce;
 mod buffer;
 mod demote;
 mod heat;
@@ -42,6 +43,7 @@ use tidepool_metadata::{DEFAULT_SLICE_BYTES, KeyHash, ObjectKey, ReplicaId, Tena
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+pub use announce::Announcement;
 pub use buffer::{ObjectBuffer, Sealed};
 pub use hold::Hold;
 pub use index::EntryId;
@@ -265,26 +267,6 @@ impl TieredStore {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Calls `visit` for each replica: its name, its commit index (0: sealed only). For announcement and digests.
-    /// Takes the lock for a bounded number of entries at a time; replicas that come or go meanwhile may be missed.
-    pub fn for_each(&self, mut visit: impl FnMut(ReplicaName, u64)) {
-        const STEP: EntryId = 4096;
-        let mut first = 0;
-        loop {
-            let tables = self.inner.state.lock();
-            let bound = tables.index.id_bound();
-            for id in first..bound.min(first + STEP) {
-                if let Some(entry) = tables.index.get(id) {
-                    visit(name_of(entry), entry.commit_index);
-                }
-            }
-            first += STEP;
-            if first >= bound {
-                return;
-            }
-        }
     }
 
     /// Stops the tasks, persists the heat list, seals the NVMe tier, and leaves DRAM entries for the next start.

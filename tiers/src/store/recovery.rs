@@ -9,11 +9,11 @@
 //! node asks the catalog about it ([`TieredStore::for_each`] gives commit index 0), and frees it on the answer.
 //! Until the last phase is done an unknown replica answers *recovering*, never *missing*.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tidepool_metadata::{ReplicaId, SliceHeader};
 
@@ -78,16 +78,12 @@ pub struct RecoveryReport {
 
 pub(super) struct Progress {
     finished: AtomicBool,
-    recovered: Mutex<HashMap<ReplicaId, Vec<RecoveredSlice>>>,
+    recovered: Mutex<Vec<RecoveredSlice>>,
     phases: Mutex<[(PhaseReport, Option<Instant>); 3]>,
 }
 
 impl Progress {
     pub(super) fn new(recovered: Vec<RecoveredSlice>) -> Self {
-        let mut by_replica: HashMap<ReplicaId, Vec<RecoveredSlice>> = HashMap::new();
-        for slice in recovered {
-            by_replica.entry(slice.header().replica).or_default().push(slice);
-        }
         let phases = [Phase::HotKeys, Phase::Dram, Phase::Disk].map(|phase| {
             let report = PhaseReport {
                 phase,
@@ -101,7 +97,7 @@ impl Progress {
             };
             (report, None)
         });
-        Self { finished: AtomicBool::new(false), recovered: Mutex::new(by_replica), phases: Mutex::new(phases) }
+        Self { finished: AtomicBool::new(false), recovered: Mutex::new(recovered), phases: Mutex::new(phases) }
     }
 
     /// Whether the node knows all that it has.
@@ -149,8 +145,9 @@ impl TieredStore {
         let hot = inner.config.heat_file.as_deref().map(heat::load).unwrap_or_default();
         inner.recovery.begin(Phase::HotKeys, hot.len() as u64);
         let nvme = inner.serving_nvme().ok();
+        let (mut hot_slices, rest) = split(std::mem::take(&mut *inner.recovery.recovered.lock()), &hot);
         for hot in hot {
-            let in_segment = inner.recovery.recovered.lock().remove(&hot.header.replica);
+            let in_segment = hot_slices.remove(&hot.header.replica);
             let adopted = match (in_segment, &nvme) {
                 (Some(slices), _) => adopt_slices(inner, slices),
                 (None, Some(nvme)) if !hot.locations.is_empty() => adopt_hot(inner, nvme, hot).await,
@@ -162,7 +159,7 @@ impl TieredStore {
         inner.recovery.end(Phase::HotKeys);
         inner.memory.prefault();
 
-        let rest = std::mem::take(&mut *inner.recovery.recovered.lock());
+        // A replica of several slices counts once for each here.
         inner.recovery.begin(Phase::Dram, rest.len() as u64);
         let verifier = Arc::clone(inner);
         let verified = tokio::task::spawn_blocking(move || adopt_all(&verifier, rest)).await;
@@ -191,10 +188,36 @@ impl TieredStore {
     }
 }
 
-/// Verifies on all cores: one core checks about as fast as it can read memory.
-fn adopt_all(inner: &Arc<Inner>, replicas: HashMap<ReplicaId, Vec<RecoveredSlice>>) {
-    let replicas = Mutex::new(replicas.into_values());
-    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+type Replicas = HashMap<ReplicaId, Vec<RecoveredSlice>>;
+
+/// The slices of hot replicas by replica, and all others.
+fn split(slices: Vec<RecoveredSlice>, hot: &[heat::Hot]) -> (Replicas, Vec<RecoveredSlice>) {
+    let names: HashSet<ReplicaId> = hot.iter().map(|hot| hot.header.replica).collect();
+    let mut hot = Replicas::new();
+    let mut rest = Vec::with_capacity(slices.len());
+    for slice in slices {
+        if names.contains(&slice.replica()) {
+            hot.entry(slice.replica()).or_default().push(slice);
+        } else {
+            rest.push(slice);
+        }
+    }
+    (hot, rest)
+}
+
+/// Verifies on all cores but one, which the catalog needs meanwhile: a core checks about as fast as it can read memory.
+fn adopt_all(inner: &Arc<Inner>, slices: Vec<RecoveredSlice>) {
+    let mut parts = Replicas::new();
+    let mut whole = Vec::with_capacity(slices.len());
+    for slice in slices {
+        if slice.is_whole() {
+            whole.push(slice);
+        } else {
+            parts.entry(slice.replica()).or_default().push(slice);
+        }
+    }
+    let replicas = Mutex::new(whole.into_iter().map(|slice| vec![slice]).chain(parts.into_values()));
+    let workers = std::thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).max(1));
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {

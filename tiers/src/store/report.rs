@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use serde::{Deserialize, Serialize};
 use tidepool_metadata::{ObjectKey, TenantId, TierKind, VersionId};
 
 use super::TieredStore;
@@ -9,7 +10,7 @@ use super::index::PerSlice;
 use crate::nvme::TierState;
 
 /// One tier as `admin tiers` shows it. `free + used + reserved == capacity`, in bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TierReport {
     /// Which tier.
     pub tier: TierKind,
