@@ -16,6 +16,7 @@ use crate::builder::{ClientBuilder, ClientSettings};
 use crate::error::Error;
 use crate::raw::store_client::StoreClient;
 use crate::retry::{Backoff, Repeatable};
+use crate::session::Session;
 
 /// A client of one cluster. Cheap to clone; clones share their connections.
 #[derive(Clone)]
@@ -32,6 +33,8 @@ struct Inner {
     /// The highest log index in any answer; reads ask for at least this much.
     seen_index: AtomicU64,
     seeds: RandomState,
+    /// Opened with the first mutation that needs one.
+    session: tokio::sync::Mutex<Option<Arc<Session>>>,
 }
 
 /// One attempt at a call.
@@ -86,6 +89,7 @@ impl Client {
             settings,
             seen_index: AtomicU64::new(0),
             seeds: RandomState::new(),
+            session: tokio::sync::Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -104,6 +108,10 @@ impl Client {
 
     pub(crate) fn saw(&self, log_index: u64) {
         self.inner.seen_index.fetch_max(log_index, Ordering::Relaxed);
+    }
+
+    pub(crate) fn session(&self) -> &tokio::sync::Mutex<Option<Arc<Session>>> {
+        &self.inner.session
     }
 
     pub(crate) fn tenant(&self) -> String {

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tidepool_metadata::{DataType, ObjectKey, proto};
 
-use crate::call::{Client, all_key_bytes, key_bytes};
+use crate::call::{Attempt, Client, all_key_bytes, key_bytes};
 use crate::error::Error;
 use crate::retry::Repeatable;
+use crate::session::MAX_ITEMS;
 use crate::types::{
     Existence, Listed, Listing, Matching, ObjectStat, RemoveOutcome, RemoveProgress, ServerInfo, data_type,
 };
@@ -67,21 +68,28 @@ impl Client {
     /// # Errors
     /// [`Error::Key`] for the first key that is none; what the server refuses.
     pub async fn remove_many<K: AsRef<[u8]>>(&self, keys: &[K], force: bool) -> Result<Vec<RemoveOutcome>, Error> {
-        let message = proto::RemoveRequest { tenant: self.tenant(), keys: all_key_bytes(keys)?, force };
-        let reply = self
-            .call("remove", Repeatable::IfNotDone, |mut attempt| {
-                let request = attempt.request(message.clone());
-                async move { Ok(attempt.stub.remove(request).await?.into_inner()) }
-            })
-            .await?;
-        self.saw(reply.log_index);
         let outcome = |outcome| match outcome {
             proto::RemoveOutcome::Removed => RemoveOutcome::Removed,
             proto::RemoveOutcome::Missing => RemoveOutcome::Missing,
             proto::RemoveOutcome::Pinned => RemoveOutcome::Pinned,
             proto::RemoveOutcome::Failed => RemoveOutcome::Failed,
         };
-        one_a_key("remove", keys.len(), reply.outcomes().map(outcome).collect())
+        let mut outcomes = Vec::with_capacity(keys.len());
+        for keys in all_key_bytes(keys)?.chunks(MAX_ITEMS) {
+            let items = self.name_items(keys.len()).await?;
+            let message =
+                proto::RemoveRequest { tenant: self.tenant(), keys: keys.to_vec(), force, ids: Some(items.ids) };
+            let reply = self
+                .call("remove", Repeatable::Always, |mut attempt| {
+                    let request = attempt.request(message.clone());
+                    async move { Ok(attempt.stub.remove(request).await?.into_inner()) }
+                })
+                .await;
+            let reply = self.settle(items, reply).await?;
+            self.saw(reply.log_index);
+            outcomes.extend(one_a_key("remove", keys.len(), reply.outcomes().map(outcome).collect())?);
+        }
+        Ok(outcomes)
     }
 
     /// Removes all objects whose keys match; calls `progress` as it goes. The deadline holds for each step.
@@ -130,15 +138,11 @@ impl Client {
     /// # Errors
     /// [`Error::Key`] for the first key that is none; what the server refuses.
     pub async fn pin<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>, Error> {
-        let message = proto::PinRequest { tenant: self.tenant(), keys: all_key_bytes(keys)? };
-        let reply = self
-            .call("pin", Repeatable::IfNotDone, |mut attempt| {
-                let request = attempt.request(message.clone());
-                async move { Ok(attempt.stub.pin(request).await?.into_inner()) }
-            })
-            .await?;
-        self.saw(reply.log_index);
-        one_a_key("pin", keys.len(), reply.found)
+        self.change_pins("pin", keys, |mut attempt, message| async move {
+            let request = attempt.request(message);
+            Ok(attempt.stub.pin(request).await?.into_inner())
+        })
+        .await
     }
 
     /// Takes one pin off each object. Answers which exist, in order.
@@ -146,15 +150,33 @@ impl Client {
     /// # Errors
     /// [`Error::Key`] for the first key that is none; what the server refuses.
     pub async fn unpin<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>, Error> {
-        let message = proto::PinRequest { tenant: self.tenant(), keys: all_key_bytes(keys)? };
-        let reply = self
-            .call("unpin", Repeatable::IfNotDone, |mut attempt| {
-                let request = attempt.request(message.clone());
-                async move { Ok(attempt.stub.unpin(request).await?.into_inner()) }
-            })
-            .await?;
-        self.saw(reply.log_index);
-        one_a_key("unpin", keys.len(), reply.found)
+        self.change_pins("unpin", keys, |mut attempt, message| async move {
+            let request = attempt.request(message);
+            Ok(attempt.stub.unpin(request).await?.into_inner())
+        })
+        .await
+    }
+
+    async fn change_pins<K, Answer>(
+        &self,
+        operation: &'static str,
+        keys: &[K],
+        call: impl Fn(Attempt, proto::PinRequest) -> Answer,
+    ) -> Result<Vec<bool>, Error>
+    where
+        K: AsRef<[u8]>,
+        Answer: Future<Output = Result<proto::PinReply, Error>>,
+    {
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in all_key_bytes(keys)?.chunks(MAX_ITEMS) {
+            let items = self.name_items(keys.len()).await?;
+            let message = proto::PinRequest { tenant: self.tenant(), keys: keys.to_vec(), ids: Some(items.ids) };
+            let reply = self.call(operation, Repeatable::Always, |attempt| call(attempt, message.clone())).await;
+            let reply = self.settle(items, reply).await?;
+            self.saw(reply.log_index);
+            found.extend(one_a_key(operation, keys.len(), reply.found)?);
+        }
+        Ok(found)
     }
 
     /// Grants or renews leases for `duration` (`None`: the server's default). Answers how long each lasts from now, in

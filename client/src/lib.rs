@@ -29,6 +29,7 @@ mod get;
 mod keys;
 mod put;
 mod retry;
+mod session;
 #[cfg(test)]
 mod tests;
 mod types;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidepool_metadata::catalog::DecodeError;
 use tidepool_metadata::{ErrorKind, LogIndex, NodeId};
 
-use crate::consensus::ClusterId;
+use crate::consensus::{ClusterEpoch, ClusterId};
 
 /// When to ask again if the group has too much to do: some synced writes of a busy disk.
 const RETRY_AFTER_OVERLOAD: Duration = Duration::from_millis(50);
@@ -17,6 +17,9 @@ const RETRY_AFTER_ELECTION: Duration = Duration::from_millis(100);
 /// Why a call to the group had no answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CatalogError {
+    /// The group is being opened; nothing was logged.
+    #[error("the catalog is being opened")]
+    Starting,
     /// As much waits to be logged as may; nothing was logged.
     #[error("{commands} commands of {bytes} bytes wait to be logged, the most that may")]
     Overloaded {
@@ -88,7 +91,9 @@ impl CatalogError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Overloaded { .. } => ErrorKind::Exhausted,
-            Self::NotLeader { .. } | Self::ShuttingDown | Self::Lagging { .. } => ErrorKind::Unavailable,
+            Self::Starting | Self::NotLeader { .. } | Self::ShuttingDown | Self::Lagging { .. } => {
+                ErrorKind::Unavailable
+            }
             Self::TooLarge { .. } | Self::Malformed(_) => ErrorKind::Invalid,
             Self::Failed { cause, .. } => cause.kind(),
             Self::Unexpected { .. } => ErrorKind::Internal,
@@ -101,6 +106,7 @@ impl CatalogError {
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
+            Self::Starting => "STARTING",
             Self::Overloaded { .. } => "OVERLOADED",
             Self::NotLeader { .. } => "NOT_LEADER",
             Self::TooLarge { .. } => "COMMAND_TOO_LARGE",
@@ -119,7 +125,7 @@ impl CatalogError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Overloaded { .. } => Some(RETRY_AFTER_OVERLOAD),
-            Self::NotLeader { .. } | Self::Lagging { .. } => Some(RETRY_AFTER_ELECTION),
+            Self::Starting | Self::NotLeader { .. } | Self::Lagging { .. } => Some(RETRY_AFTER_ELECTION),
             _ => None,
         }
     }
@@ -128,7 +134,8 @@ impl CatalogError {
     #[must_use]
     pub fn is_unproposed(&self) -> bool {
         match self {
-            Self::Overloaded { .. }
+            Self::Starting
+            | Self::Overloaded { .. }
             | Self::NotLeader { .. }
             | Self::TooLarge { .. }
             | Self::Malformed(_)
@@ -195,6 +202,16 @@ pub enum GroupError {
         cluster: ClusterId,
         /// Who asks.
         node: NodeId,
+    },
+    /// Of another catalog of the same cluster: restored from before a rebuild, or the folder beside it was.
+    #[error("{what} is of epoch {}, this node is in epoch {}: the catalog was rebuilt since", found.0, epoch.0)]
+    Epoch {
+        /// Log or image.
+        what: &'static str,
+        /// As read.
+        found: ClusterEpoch,
+        /// As expected.
+        epoch: ClusterEpoch,
     },
     /// Written by another version of this program.
     #[error("{what} has format version {found}; this program reads version {known}")]
@@ -283,7 +300,9 @@ impl GroupError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Foreign { .. } | Self::Version { .. } | Self::Setting { .. } => ErrorKind::Invalid,
+            Self::Foreign { .. } | Self::Epoch { .. } | Self::Version { .. } | Self::Setting { .. } => {
+                ErrorKind::Invalid
+            }
             Self::Open { .. } | Self::Folder { .. } => ErrorKind::Conflict,
             Self::CorruptLog { .. } | Self::CorruptImage { .. } | Self::Load(_) | Self::Gap { .. } => {
                 ErrorKind::Corrupt
@@ -303,6 +322,7 @@ impl GroupError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Foreign { .. } => "FOREIGN_CATALOG",
+            Self::Epoch { .. } => "CATALOG_EPOCH",
             Self::Version { .. } => "CATALOG_VERSION",
             Self::Setting { .. } => "BAD_SETTING",
             Self::Open { .. } | Self::Folder { .. } => "CATALOG_UNUSABLE",

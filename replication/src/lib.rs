@@ -12,5 +12,5 @@ pub mod error;
 mod leases;
 
 pub use catalog_handle::{CatalogHandle, ForgetName, Forgotten};
-pub use consensus::{ClusterId, Durability, Group, GroupConfig, GroupLimits, GroupStatus, Read, Role};
+pub use consensus::{ClusterEpoch, ClusterId, Durability, Group, GroupConfig, GroupLimits, GroupStatus, Read, Role};
 pub use error::{CatalogError, GroupError};

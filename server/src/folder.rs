@@ -1,16 +1,23 @@
 //! The data folder: who owns it, which node and cluster it belongs to, and in which life.
 //!
 //! `VERSION` says the layout (a newer one is refused), `LOCK` is held by flock while a process runs, `identity.json`
-//! has node id, cluster id and incarnation. The incarnation is counted up and synced before anything else uses the
-//! folder, so that ids made in one life are never made again.
+//! has node id, cluster id, incarnation and the epoch of the catalog. The incarnation is counted up and synced before
+//! anything else uses the folder, so that ids made in one life are never made again.
+//!
+//! A catalog that is gone is not replaced by an empty one in silence: against that, everything on the tiers would count
+//! as never committed, and would be freed. [`DataFolder::begin_rebuild`] sets what is left of it aside and begins the
+//! next epoch, whose catalog is made from what the tiers hold.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use tidepool_metadata::{Incarnation, NodeId};
+use tidepool_metadata::{ErrorKind, Incarnation, NodeId};
+
+use crate::error::Error;
 
 /// The layout that this program writes.
 const LAYOUT_VERSION: u32 = 1;
@@ -44,6 +51,15 @@ pub enum FolderError {
         /// Its layout.
         found: u32,
     },
+    /// It had a catalog.
+    #[error(
+        "the catalog in {path} is gone: put it back, or make a new one from what the tiers hold with \
+         `tidepool admin rebuild`"
+    )]
+    CatalogLost {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// Not what it should be.
     #[error("{path} is damaged ({what}): restore it, or start with an empty data folder")]
     Damaged {
@@ -54,19 +70,35 @@ pub enum FolderError {
     },
 }
 
+impl From<FolderError> for Error {
+    fn from(error: FolderError) -> Self {
+        let reason = match &error {
+            FolderError::CatalogLost { .. } => "CATALOG_LOST",
+            _ => "FOLDER_UNUSABLE",
+        };
+        Self::new(ErrorKind::Invalid, reason, error.to_string()).field("data")
+    }
+}
+
 /// What the folder remembers between lives.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Identity {
     node: u32,
     cluster: u64,
     incarnation: u32,
+    /// Which catalog of the cluster this is; `None` until the first one is formed.
+    #[serde(default)]
+    epoch: Option<u32>,
+    /// The epoch has begun, and its catalog does not know yet that it is to be rebuilt.
+    #[serde(default)]
+    rebuild: bool,
 }
 
 /// An opened data folder. Dropping it lets the lock go.
 #[derive(Debug)]
 pub struct DataFolder {
     path: PathBuf,
-    identity: Identity,
+    identity: Mutex<Identity>,
     _lock: File,
 }
 
@@ -97,10 +129,16 @@ impl DataFolder {
             path: identity_path.clone(),
             what: "incarnation at its end".into(),
         })?;
-        let bytes = serde_json::to_vec_pretty(&identity)
-            .map_err(|error| FolderError::Damaged { path: identity_path.clone(), what: error.to_string() })?;
-        write_synced(&identity_path, &bytes)?;
-        Ok(Self { path: path.to_owned(), identity, _lock: lock })
+        let folder = Self { path: path.to_owned(), identity: Mutex::new(identity), _lock: lock };
+        folder.persist(&folder.identity.lock())?;
+        Ok(folder)
+    }
+
+    fn persist(&self, identity: &Identity) -> Result<(), FolderError> {
+        let path = self.path.join("identity.json");
+        let bytes = serde_json::to_vec_pretty(identity)
+            .map_err(|error| FolderError::Damaged { path: path.clone(), what: error.to_string() })?;
+        write_synced(&path, &bytes)
     }
 
     /// Where it is.
@@ -112,20 +150,85 @@ impl DataFolder {
     /// The node's number, the same in every life.
     #[must_use]
     pub fn node(&self) -> NodeId {
-        NodeId(self.identity.node)
+        NodeId(self.identity.lock().node)
     }
 
     /// This life.
     #[must_use]
     pub fn incarnation(&self) -> Incarnation {
-        Incarnation(self.identity.incarnation)
+        Incarnation(self.identity.lock().incarnation)
     }
 
     /// The cluster's random id.
     #[must_use]
     pub fn cluster(&self) -> u64 {
-        self.identity.cluster
+        self.identity.lock().cluster
     }
+
+    /// Where the catalog lies.
+    #[must_use]
+    pub fn catalog(&self) -> PathBuf {
+        self.path.join("catalog")
+    }
+
+    /// Which catalog of the cluster to open, or to form if there was none.
+    ///
+    /// # Errors
+    /// [`FolderError::CatalogLost`].
+    pub fn epoch(&self) -> Result<u32, FolderError> {
+        let identity = self.identity.lock();
+        match identity.epoch {
+            None => Ok(0),
+            Some(epoch) if identity.rebuild || has_log(&self.catalog()) => Ok(epoch),
+            Some(_) => Err(FolderError::CatalogLost { path: self.catalog() }),
+        }
+    }
+
+    /// Whether the catalog is to be told that it is being rebuilt.
+    #[must_use]
+    pub fn is_rebuild(&self) -> bool {
+        self.identity.lock().rebuild
+    }
+
+    /// Notes that the catalog of [`DataFolder::epoch`] is there, and knows if it is being rebuilt.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`].
+    pub fn note_catalog(&self) -> Result<(), FolderError> {
+        let mut identity = self.identity.lock();
+        let epoch = Some(identity.epoch.unwrap_or(0));
+        if (epoch, false) == (identity.epoch, identity.rebuild) {
+            return Ok(());
+        }
+        (identity.epoch, identity.rebuild) = (epoch, false);
+        self.persist(&identity)
+    }
+
+    /// Begins the next epoch. What is there of the catalog is set aside: answers where.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`].
+    pub fn begin_rebuild(&self) -> Result<Option<PathBuf>, FolderError> {
+        let mut identity = self.identity.lock();
+        let (catalog, epoch) = (self.catalog(), identity.epoch.unwrap_or(0));
+        let aside =
+            (0..).map(|turn| self.path.join(format!("catalog.epoch-{epoch}.{turn}"))).find(|path| !path.exists());
+        let aside = match aside {
+            Some(aside) if catalog.exists() => {
+                fs::rename(&catalog, &aside).map_err(|source| io_error("set aside", &catalog, source))?;
+                Some(aside)
+            }
+            _ => None,
+        };
+        (identity.epoch, identity.rebuild) = (Some(epoch + 1), true);
+        self.persist(&identity)?;
+        Ok(aside)
+    }
+}
+
+/// Whether RocksDB has a database there.
+fn has_log(catalog: &Path) -> bool {
+    catalog.join("log").join("CURRENT").exists()
 }
 
 fn check_version(folder: &Path) -> Result<(), FolderError> {
@@ -153,7 +256,7 @@ fn new_identity(folder: &Path) -> Result<Identity, FolderError> {
     let (node, cluster) = (random()?, random()?);
     #[expect(clippy::cast_possible_truncation, reason = "any 32 bits but zero will do")]
     let node = (node as u32).max(1);
-    Ok(Identity { node, cluster: cluster.max(1), incarnation: 0 })
+    Ok(Identity { node, cluster: cluster.max(1), incarnation: 0, epoch: None, rebuild: false })
 }
 
 /// Replaces a file whole: written beside, synced, renamed, folder synced.
@@ -194,6 +297,27 @@ mod tests {
         drop(first);
         let second = DataFolder::open(temp.path()).expect("known folder");
         assert_eq!((second.node(), second.cluster(), second.incarnation()), (node, cluster, Incarnation(2)));
+    }
+
+    #[test]
+    fn a_lost_catalog_is_missed_and_a_rebuild_begins_the_next_epoch() {
+        let temp = tempfile::tempdir().expect("temporary folder");
+        let folder = DataFolder::open(temp.path()).expect("new folder");
+        assert_eq!(folder.epoch().expect("none was formed"), 0);
+        let log = folder.catalog().join("log");
+        fs::create_dir_all(&log).expect("writable");
+        fs::write(log.join("CURRENT"), "").expect("writable");
+        folder.note_catalog().expect("writable");
+        drop(folder);
+        let folder = DataFolder::open(temp.path()).expect("known folder");
+        assert_eq!((folder.epoch().expect("it is there"), folder.is_rebuild()), (0, false));
+        let aside = folder.begin_rebuild().expect("writable").expect("something was there");
+        assert!(aside.join("log").exists() && !folder.catalog().exists());
+        drop(folder);
+        let folder = DataFolder::open(temp.path()).expect("known folder");
+        assert_eq!((folder.epoch().expect("to be formed"), folder.is_rebuild()), (1, true));
+        folder.note_catalog().expect("writable");
+        assert!(matches!(folder.epoch(), Err(FolderError::CatalogLost { .. })));
     }
 
     #[test]

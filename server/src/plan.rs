@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use tidepool_metadata::ErrorKind;
 use tidepool_tiers::StoreConfig;
 use tidepool_tiers::io::EngineChoice;
-use tidepool_tiers::memory::MemoryConfig;
+use tidepool_tiers::memory::{MemoryConfig, available_bytes};
 use tidepool_tiers::nvme::{DirectChoice, NvmeConfig, WritePolicy};
 
 use crate::config::{self, Config};
@@ -52,15 +52,7 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
         config::Durability::Fsync => tidepool_replication::Durability::Fsync,
         config::Durability::Os => tidepool_replication::Durability::Os,
     };
-    let catalog_folder = folder.path().join("catalog");
-    Ok(NodeConfig {
-        memory,
-        nvme,
-        store,
-        catalog_folder,
-        durability,
-        max_object_bytes: config.limits.max_object_bytes.0,
-    })
+    Ok(NodeConfig { memory, nvme, store, durability, max_object_bytes: config.limits.max_object_bytes.0 })
 }
 
 fn nvme(settings: &config::Nvme, folder: &DataFolder) -> Result<NvmeConfig, Error> {
@@ -97,18 +89,8 @@ fn nvme(settings: &config::Nvme, folder: &DataFolder) -> Result<NvmeConfig, Erro
 
 /// A quarter of what can be had, within bounds.
 fn default_dram_bytes() -> u64 {
-    let available = available_memory().unwrap_or(GIB);
+    let available = available_bytes().unwrap_or(GIB);
     (available / 4).clamp(256 * MIB, 64 * GIB) / MIB * MIB
-}
-
-/// The smaller of what the machine has available and what the control group allows.
-fn available_memory() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let machine = line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024;
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let group = group.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(u64::MAX);
-    Some(machine.min(group))
 }
 
 /// A tenth of the free space where the tier will lie, at most 32 GiB, at least four regions. What an existing tier

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidepool_metadata::ErrorKind;
@@ -36,7 +37,7 @@ pub struct Addresses {
 pub struct Server {
     addresses: Addresses,
     node: Node,
-    folder: DataFolder,
+    folder: Arc<DataFolder>,
     ready: watch::Sender<bool>,
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<Result<(), Error>>>,
@@ -45,14 +46,13 @@ pub struct Server {
 
 impl Server {
     /// Opens the data folder, binds the listeners, starts the node, and serves. When this returns, the addresses are
-    /// good and reads are answered as far as recovery has come.
+    /// good and reads by version are answered as far as recovery has come; all else waits for [`Server::ready`].
     ///
     /// # Errors
     /// What is in the way, and what to do about it; nothing is published then.
     pub async fn start(config: Config) -> Result<Self, Error> {
         let data = config.data.clone().unwrap_or_else(plan::default_data_folder);
-        let folder = DataFolder::open(&data)
-            .map_err(|error| Error::new(ErrorKind::Invalid, "FOLDER_UNUSABLE", error.to_string()).field("data"))?;
+        let folder = Arc::new(DataFolder::open(&data)?);
         let auth = match &config.cluster.secret_file {
             Some(path) => Auth::from_file(path)?,
             None => Auth::open(),
@@ -65,8 +65,8 @@ impl Server {
 
         let built = plan::node(&config, &folder)?;
         let nvme: Option<NvmeConfig> = built.nvme.clone();
-        let node = Node::start(built, &folder).await?;
-        let (ready, readiness) = watch::channel(true);
+        let node = Node::start(built, Arc::clone(&folder)).await?;
+        let (ready, readiness) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
         let inflight = Inflight::new(config.limits.inflight_bytes.0);
         let api = StoreApi::new(node.service().clone(), inflight, folder.cluster());
@@ -86,6 +86,16 @@ impl Server {
         ];
         let shutdown_timeout = config.shutdown_timeout.0.0;
         Ok(Self { addresses, node, folder, ready, stop, listeners, shutdown_timeout })
+    }
+
+    /// Waits until the catalog is open, and says so by health and `/readyz`. Cancel-safe.
+    ///
+    /// # Errors
+    /// What keeps the catalog from being opened: shut down, there is no use in going on.
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.node.ready().await?;
+        self.ready.send_replace(true);
+        Ok(())
     }
 
     /// Where it can be reached.

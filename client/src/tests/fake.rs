@@ -22,6 +22,8 @@ pub(crate) struct State {
     pub(crate) failures: VecDeque<Status>,
     /// Calls that came, by name.
     pub(crate) calls: Vec<&'static str>,
+    /// Under which names removals came.
+    pub(crate) request_ids: Vec<proto::RequestIds>,
     /// The last call's token.
     pub(crate) authorization: Option<String>,
     /// Gets flip a bit of their last byte so many times.
@@ -204,7 +206,13 @@ impl Store for Fake {
         Ok(Response::new(proto::ExistsReply { outcomes: outcomes.collect() }))
     }
 
+    async fn open_session(&self, request: Request<proto::OpenSessionRequest>) -> Answer<proto::OpenSessionReply> {
+        self.enter("open_session", &request).await?;
+        Ok(Response::new(proto::OpenSessionReply { lifetime_ms: 60_000 }))
+    }
+
     async fn remove(&self, request: Request<proto::RemoveRequest>) -> Answer<proto::RemoveReply> {
+        self.state().request_ids.extend(request.get_ref().ids);
         self.enter("remove", &request).await?;
         let mut state = self.state();
         let removed = request.get_ref().keys.iter().map(|key| i32::from(state.objects.remove(key).is_some()));

@@ -116,13 +116,35 @@ async fn calls_are_repeated_where_that_is_safe() {
     fake.state().failures.extend([unavailable(), unavailable()]);
     client.put("k", bytes(10), &PutOptions::default()).await.expect("the third attempt succeeds");
     fake.state().failures.push_back(unavailable());
-    assert_eq!(client.remove("k", false).await.expect_err("is not repeated").reason(), "NO_LEADER");
+    let all = client.remove_matching(&Matching::All, false, |_| {}).await;
+    assert_eq!(all.expect_err("is not repeated").reason(), "NO_LEADER");
     fake.state().failures.push_back(status(Code::ResourceExhausted, "OVERLOADED", 1));
-    assert_eq!(client.remove("k", false).await.expect("nothing was done before"), RemoveOutcome::Removed);
+    client.remove_matching(&Matching::All, false, |_| {}).await.expect("nothing was done before");
     fake.state().failures.push_back(status(Code::InvalidArgument, "VALUE_TOO_LARGE", 0));
     let refused = client.put("k", bytes(10), &PutOptions::default()).await.expect_err("is the answer");
     assert_eq!(refused.reason(), "VALUE_TOO_LARGE");
-    assert_eq!(fake.state().calls, ["put", "put", "put", "remove", "remove", "remove", "put"]);
+    assert_eq!(
+        fake.state().calls,
+        ["put", "put", "put", "remove_matching", "remove_matching", "remove_matching", "put"]
+    );
+}
+
+#[tokio::test]
+async fn a_removal_is_repeated_under_the_same_name() {
+    let (fake, client) = connected().await;
+    client.put("k", bytes(10), &PutOptions::default()).await.expect("stored");
+    assert_eq!(client.remove("absent", false).await.expect("opens the session"), RemoveOutcome::Missing);
+    fake.state().failures.push_back(status(Code::Unavailable, "NO_LEADER", 0));
+    assert_eq!(client.remove("k", false).await.expect("repeated"), RemoveOutcome::Removed);
+    assert_eq!(fake.state().calls[1..], ["open_session", "remove", "remove", "remove"]);
+    let ids = fake.state().request_ids.clone();
+    assert_eq!((ids[0].first, ids[1].first, ids[2]), (1, 2, ids[1]));
+
+    fake.state().failures.push_back(status(Code::FailedPrecondition, "SESSION_EXPIRED", 0));
+    assert_eq!(client.remove("k", false).await.expect_err("nobody knows").reason(), "SESSION_EXPIRED");
+    assert_eq!(client.remove("k", false).await.expect("in a new session"), RemoveOutcome::Missing);
+    let ids = fake.state().request_ids.clone();
+    assert_ne!(ids[4].session, ids[3].session);
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use tidepool_metadata::catalog::{
 use tidepool_metadata::{DataType, Durability, ErrorKind, Incarnation, NodeId, TierKind};
 
 use super::*;
-use crate::consensus::ClusterId;
+use crate::consensus::{ClusterEpoch, ClusterId};
 
 const NODE: NodeId = NodeId(3);
 const INCARNATION: Incarnation = Incarnation(1);
@@ -19,7 +19,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 async fn open(folder: &Path) -> (Group, CatalogHandle) {
     let durability = crate::Durability::Fsync;
-    let config = GroupConfig { folder: folder.into(), cluster: ClusterId(7), node: NODE, durability };
+    let config = GroupConfig {
+        folder: folder.into(),
+        cluster: ClusterId(7),
+        epoch: ClusterEpoch::default(),
+        node: NODE,
+        durability,
+    };
     let limits =
         GroupLimits { image_interval: Duration::from_millis(1), image_flush_bytes: 64 << 10, ..GroupLimits::default() };
     let (group, handle) = Group::start_limited(config, limits).unwrap();
@@ -223,6 +229,7 @@ async fn the_catalog_is_the_same_after_every_start() {
             GroupConfig {
                 folder: folder.path().into(),
                 cluster: ClusterId(7),
+                epoch: ClusterEpoch::default(),
                 node: NODE,
                 durability: crate::Durability::Os,
             },

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidepool_metadata::NodeId;
 
-use super::ClusterId;
+use super::{ClusterEpoch, ClusterId};
 use crate::error::GroupError;
 
 /// When a log entry counts as durable.
@@ -26,6 +26,8 @@ pub struct GroupConfig {
     pub folder: PathBuf,
     /// Which cluster; a folder of another is refused.
     pub cluster: ClusterId,
+    /// Which catalog of the cluster; a folder of another is refused.
+    pub epoch: ClusterEpoch,
     /// This voter, not 0; a folder of another is refused.
     pub node: NodeId,
     /// When an entry counts as durable.

@@ -15,7 +15,7 @@ use super::log::Log;
 use super::machine::StateMachine;
 use super::shared::{Applied, Shared, ThreadGuard};
 use super::transport::Transport;
-use super::{apply, boot, transport};
+use super::{ClusterEpoch, apply, boot, transport};
 use crate::error::GroupError;
 
 /// Turns of the Raft thread that wait to be applied; their bytes are bounded by `in_flight_bytes`, a replay's by some
@@ -51,6 +51,9 @@ impl Group {
         if config.node.0 == 0 {
             return Err(GroupError::Setting { setting: "node", value: 0, bounds: "any number but 0" });
         }
+        if config.epoch > ClusterEpoch::LAST {
+            return Err(GroupError::Setting { setting: "epoch", value: config.epoch.0.into(), bounds: "0 to 63" });
+        }
         let path = &config.folder;
         std::fs::create_dir_all(path).map_err(|source| GroupError::Folder { path: path.clone(), source })?;
         let lost_page_cache = boot::lost_page_cache(path)?;
@@ -62,7 +65,7 @@ impl Group {
         #[cfg(test)]
         let log = log.failing_with(&limits.fail_writes);
         let image = Image::open(&path.join("image"), &config)?;
-        let state: Applied<S> = image.load()?;
+        let state: Applied<S> = image.load(config.epoch)?;
         check_meeting(&log, &state)?;
         boot::note(path, config.durability)?;
         let (log_database, start) = (log.database(), state.position);

@@ -5,6 +5,7 @@ use std::fmt;
 use tidepool_metadata::NodeId;
 
 use super::config::GroupConfig;
+use super::log::Position;
 use crate::error::GroupError;
 
 /// A cluster's number: random, chosen when its first node forms it.
@@ -17,15 +18,36 @@ impl fmt::Display for ClusterId {
     }
 }
 
-const VERSION: u8 = 1;
-/// Version, cluster, node; little-endian.
-const BYTES: usize = 13;
+/// Which catalog of the cluster: 0 is the first one, each rebuild from the nodes' tiers makes the next.
+///
+/// Log indices of a later epoch are higher than all of an earlier one, so whoever compares commit indices, as a rebuild
+/// does to find the newest version of a key, need not know of epochs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterEpoch(pub u32);
+
+impl ClusterEpoch {
+    /// The last one: its indices still fit the 48 bits that a slice table keeps of them.
+    pub const LAST: Self = Self((1 << (48 - INDEX_BITS)) - 1);
+
+    /// Where its log begins: the first entry has the next index.
+    pub(super) fn start(self) -> Position {
+        Position { index: u64::from(self.0) << INDEX_BITS, term: u64::from(self.0 > 0) }
+    }
+}
+
+/// Entries of one epoch: 2^42, at 10,000 a second 14 years.
+const INDEX_BITS: u32 = 42;
+
+const VERSION: u8 = 2;
+/// Version, cluster, node, epoch; little-endian.
+const BYTES: usize = 17;
 
 pub(super) fn encode(config: &GroupConfig) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     bytes[0] = VERSION;
     bytes[1..9].copy_from_slice(&config.cluster.0.to_le_bytes());
-    bytes[9..].copy_from_slice(&config.node.0.to_le_bytes());
+    bytes[9..13].copy_from_slice(&config.node.0.to_le_bytes());
+    bytes[13..].copy_from_slice(&config.epoch.0.to_le_bytes());
     bytes
 }
 
@@ -37,11 +59,15 @@ pub(super) fn check(what: &'static str, bytes: &[u8], config: &GroupConfig) -> R
     if bytes == encode(config) {
         return Ok(());
     }
-    let [_, cluster @ .., n0, n1, n2, n3] = bytes;
+    let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let (found_cluster, found_node) = (u64::from(number(1)) | u64::from(number(5)) << 32, number(9));
+    if (found_cluster, found_node) == (config.cluster.0, config.node.0) {
+        return Err(GroupError::Epoch { what, found: ClusterEpoch(number(13)), epoch: config.epoch });
+    }
     Err(GroupError::Foreign {
         what,
-        found_cluster: ClusterId(u64::from_le_bytes(cluster)),
-        found_node: NodeId(u32::from_le_bytes([n0, n1, n2, n3])),
+        found_cluster: ClusterId(found_cluster),
+        found_node: NodeId(found_node),
         cluster: config.cluster,
         node: config.node,
     })

@@ -27,7 +27,7 @@ use super::config::{Durability, GroupConfig};
 use super::log::Position;
 use super::machine::{Change, StateMachine};
 use super::shared::{Applied, Shared};
-use super::{database, identity};
+use super::{ClusterEpoch, database, identity};
 use crate::error::GroupError;
 
 const IDENTITY: &[u8] = b"i";
@@ -76,9 +76,9 @@ impl Image {
     }
 
     /// The state as the image has it.
-    pub(super) fn load<S: StateMachine>(&self) -> Result<Applied<S>, GroupError> {
+    pub(super) fn load<S: StateMachine>(&self, epoch: ClusterEpoch) -> Result<Applied<S>, GroupError> {
         let Some(bytes) = self.database.get(POSITION).map_err(read_error)? else {
-            let (position, time) = (Position::default(), LogTime::default());
+            let (position, time) = (epoch.start(), LogTime::default());
             return Ok(Applied { machine: S::empty(), position, time, bytes: 0 });
         };
         let numbers: Vec<u64> =

@@ -4,7 +4,7 @@
 //!
 //! | key | value |
 //! |---|---|
-//! | `i` | identity: version 1, cluster (8 bytes), node (4 bytes) |
+//! | `i` | identity: version 2, cluster (8 bytes), node (4 bytes), epoch (4 bytes) |
 //! | `h` | Raft's hard state (term, vote, commit), protobuf |
 //! | `v` | Raft's configuration (voters), protobuf |
 //! | `c` | what was compacted: index and term, 8 bytes each, little-endian |
@@ -47,6 +47,15 @@ const CACHE_BYTES: usize = 16 << 20;
 pub(super) struct Position {
     pub(super) index: u64,
     pub(super) term: u64,
+}
+
+impl Position {
+    fn encode(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.index.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.term.to_le_bytes());
+        bytes
+    }
 }
 
 /// Owned by the Raft thread.
@@ -129,6 +138,12 @@ impl Log {
         let mut batch = WriteBatch::default();
         batch.put(IDENTITY, identity::encode(config));
         batch.put(VOTERS, encode(&self.voters));
+        // As if everything before had been compacted.
+        self.compacted = config.epoch.start();
+        self.last = self.compacted.index;
+        (self.hard_state.term, self.hard_state.commit) = (self.compacted.term, self.compacted.index);
+        batch.put(COMPACTED, self.compacted.encode());
+        batch.put(HARD_STATE, encode(&self.hard_state));
         self.write(batch, true)
     }
 
@@ -247,8 +262,7 @@ impl Log {
         let position = Position { index: through, term: self.term_of(through).expect("the entry is in the log") };
         let (first, end) = (entry_key(self.compacted.index + 1), entry_key(through + 1));
         let mut batch = WriteBatch::default();
-        let value = [position.index.to_le_bytes(), position.term.to_le_bytes()].concat();
-        batch.put(COMPACTED, value);
+        batch.put(COMPACTED, position.encode());
         batch.delete_range(first, end);
         // Not synced: after a crash both are back, or neither.
         self.write(batch, false)?;

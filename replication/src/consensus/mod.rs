@@ -40,7 +40,7 @@ mod transport;
 pub use config::{Durability, GroupConfig, GroupLimits};
 pub use group::Group;
 pub use handle::{Consensus, Read};
-pub use identity::ClusterId;
+pub use identity::{ClusterEpoch, ClusterId};
 pub use machine::{Change, StateMachine};
 pub use shared::{GroupStatus, Role};
 pub use transport::{NoTransport, Transport};

@@ -80,7 +80,13 @@ impl StateMachine for Counter {
 }
 
 pub(super) fn config(folder: &Path) -> GroupConfig {
-    GroupConfig { folder: folder.into(), cluster: ClusterId(7), node: NodeId(3), durability: Durability::Fsync }
+    GroupConfig {
+        folder: folder.into(),
+        cluster: ClusterId(7),
+        epoch: ClusterEpoch::default(),
+        node: NodeId(3),
+        durability: Durability::Fsync,
+    }
 }
 
 /// Writes and flushes the image as often as may be.

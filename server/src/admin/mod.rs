@@ -120,7 +120,7 @@ async fn tiers(State(api): State<AdminApi>) -> Json<TiersReport> {
 }
 
 async fn recovery(State(api): State<AdminApi>) -> Json<RecoveryReport> {
-    Json(rows::recovery(&api.inner.service.store().recovery_report()))
+    Json(rows::recovery(&api.inner.service))
 }
 
 #[derive(Deserialize)]

@@ -1,57 +1,17 @@
 //! What admin HTTP answers and the command line shows: plain data, the same on both sides.
 
 use serde::{Deserialize, Serialize};
+use tidepool_tiers::store::TierReport;
+
+use crate::node::Reconciled;
 
 /// `GET /v1/tiers`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TiersReport {
     /// Fastest first.
-    pub tiers: Vec<TierRow>,
+    pub tiers: Vec<TierReport>,
     /// Reads that found nothing on this node.
     pub misses: u64,
-}
-
-/// One tier. `free + used + reserved == capacity`, in bytes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TierRow {
-    /// `device`, `dram`, `nvme`.
-    pub tier: String,
-    /// `serving`, `failed: ..`, `detached`.
-    pub state: String,
-    /// How it does I/O.
-    pub engine: String,
-    /// Bytes that it may use.
-    pub capacity: u64,
-    /// Bytes of slices or records.
-    pub used: u64,
-    /// Bytes being filled or written.
-    pub reserved: u64,
-    /// Bytes that can be taken.
-    pub free: u64,
-    /// Replicas on this tier.
-    pub objects: u64,
-    /// Reads served from here.
-    pub hits: u64,
-    /// Replicas that left the node from here.
-    pub evictions: u64,
-    /// Replicas moved to the next slower tier.
-    pub demotions: u64,
-    /// Bytes of those that had to be written.
-    pub demoted_bytes: u64,
-    /// Moves to the next slower tier that failed; the bytes stayed.
-    pub failed_demotions: u64,
-    /// Replicas that came from the next slower tier.
-    pub promotions: u64,
-    /// Bytes written to the device for each byte that was demoted to it.
-    pub write_amplification: f64,
-    /// Damaged copies found and dropped.
-    pub corruptions: u64,
-    /// I/O errors.
-    pub errors: u64,
-    /// The last one.
-    pub last_error: Option<String>,
-    /// Bytes verified by the scrub.
-    pub scrubbed_bytes: u64,
 }
 
 /// `GET /v1/recovery`.
@@ -61,6 +21,8 @@ pub struct RecoveryReport {
     pub phases: Vec<PhaseRow>,
     /// Whether the node knows all that it has.
     pub finished: bool,
+    /// How node and catalog came to agree on it, once they have.
+    pub reconciliation: Option<Reconciled>,
 }
 
 /// One phase.

@@ -2,37 +2,17 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use tidepool_tiers::{TieredStore, store};
+use tidepool_tiers::TieredStore;
 
-use super::report::{ObjectReport, PhaseRow, RecoveryReport, ReplicaRow, SliceRow, TierRow, TiersReport};
-use crate::node;
+use super::report::{ObjectReport, PhaseRow, RecoveryReport, ReplicaRow, SliceRow, TiersReport};
+use crate::node::{self, NodeService};
 
 pub(super) fn tiers(store: &TieredStore) -> TiersReport {
-    let tiers = store.tiers_report().into_iter().map(|tier| TierRow {
-        tier: tier.tier.name().to_owned(),
-        state: tier.state,
-        engine: tier.engine,
-        capacity: tier.capacity,
-        used: tier.used,
-        reserved: tier.reserved,
-        free: tier.free,
-        objects: tier.objects,
-        hits: tier.hits,
-        evictions: tier.evictions,
-        demotions: tier.demotions,
-        demoted_bytes: tier.demoted_bytes,
-        failed_demotions: tier.failed_demotions,
-        promotions: tier.promotions,
-        write_amplification: tier.write_amplification,
-        corruptions: tier.corruptions,
-        errors: tier.errors,
-        last_error: tier.last_error,
-        scrubbed_bytes: tier.scrubbed_bytes,
-    });
-    TiersReport { tiers: tiers.collect(), misses: store.misses() }
+    TiersReport { tiers: store.tiers_report(), misses: store.misses() }
 }
 
-pub(super) fn recovery(report: &store::RecoveryReport) -> RecoveryReport {
+pub(super) fn recovery(service: &NodeService) -> RecoveryReport {
+    let report = service.store().recovery_report();
     let phases = report.phases.iter().map(|phase| PhaseRow {
         phase: phase.phase.name().to_owned(),
         state: match (phase.started, phase.finished) {
@@ -47,7 +27,11 @@ pub(super) fn recovery(report: &store::RecoveryReport) -> RecoveryReport {
         bytes: phase.bytes,
         elapsed_ms: u64::try_from(phase.elapsed.as_millis()).unwrap_or(u64::MAX),
     });
-    RecoveryReport { phases: phases.collect(), finished: report.finished }
+    RecoveryReport {
+        phases: phases.collect(),
+        finished: report.finished,
+        reconciliation: service.reconciled().copied(),
+    }
 }
 
 pub(super) fn object(found: &node::ObjectReport) -> ObjectReport {

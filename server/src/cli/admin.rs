@@ -6,13 +6,18 @@ use std::process::ExitCode;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Subcommand;
+use tidepool_tiers::store::TierReport;
 
 use super::admin_http::query_value;
 use super::connection::ConnectionArguments;
 use super::failure::Failure;
 use super::key::KeyArgument;
 use super::output::{Output, Table, size};
-use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RecoveryReport, TierRow, TiersReport};
+use super::serve::SettingsArguments;
+use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
+use crate::folder::DataFolder;
+use crate::node::Reconciled;
+use crate::plan;
 
 /// What to ask a node.
 #[derive(Debug, Subcommand)]
@@ -26,6 +31,9 @@ pub(super) enum AdminCommand {
     },
     /// Show how far the node's recovery has come
     Recovery,
+    /// Set a lost or damaged catalog aside, so that the next start makes a new one from what the tiers hold. The node
+    /// must not be running. Groups, pins and tenants are lost; objects removed lately may return
+    Rebuild(SettingsArguments),
     /// Attach or detach the NVMe tier while the node runs
     #[command(subcommand)]
     Nvme(NvmeCommand),
@@ -52,39 +60,56 @@ pub(super) async fn run(
     connection: &ConnectionArguments,
     output: &Output,
 ) -> Result<ExitCode, Failure> {
-    let admin = connection.admin()?;
+    let admin = || connection.admin();
     match command {
+        AdminCommand::Rebuild(settings) => rebuild(settings, output),
         AdminCommand::Tiers => {
-            let report: TiersReport = admin.get("/v1/tiers").await?;
+            let report: TiersReport = admin()?.get("/v1/tiers").await?;
             output.answer(&report, tiers_table)
         }
         AdminCommand::Recovery => {
-            let report: RecoveryReport = admin.get("/v1/recovery").await?;
+            let report: RecoveryReport = admin()?.get("/v1/recovery").await?;
             output.answer(&report, recovery_table)
         }
         AdminCommand::Object { key: KeyArgument(key) } => {
             let key = query_value(STANDARD.encode(key.as_bytes()).as_bytes());
             let tenant = query_value(connection.tenant().as_bytes());
-            let report: ObjectReport = admin.get(&format!("/v1/objects?key_base64={key}&tenant={tenant}")).await?;
+            let report: ObjectReport = admin()?.get(&format!("/v1/objects?key_base64={key}&tenant={tenant}")).await?;
             output.answer(&report, object_table)
         }
         AdminCommand::Nvme(NvmeCommand::Attach { path, capacity }) => {
             let path = path.as_ref().map(|path| path.to_str().map(str::to_owned));
             let path = path.map(|path| path.ok_or_else(|| Failure::usage("--path is not UTF-8"))).transpose()?;
             let request = AttachRequest { path, capacity: capacity.clone() };
-            let report: NvmeReport = admin.post("/v1/nvme/attach", &request).await?;
+            let report: NvmeReport = admin()?.post("/v1/nvme/attach", &request).await?;
             output.answer(&report, |report| format!("{}, {} records found\n", report.state, report.records))
         }
         AdminCommand::Nvme(NvmeCommand::Detach) => {
-            let report: NvmeReport = admin.post("/v1/nvme/detach", &serde_json::json!({})).await?;
+            let report: NvmeReport = admin()?.post("/v1/nvme/detach", &serde_json::json!({})).await?;
             output.answer(&report, |report| format!("{}\n", report.state))
         }
     }
 }
 
+/// Works on the data folder itself: its catalog can't be asked.
+fn rebuild(settings: &SettingsArguments, output: &Output) -> Result<ExitCode, Failure> {
+    let config = settings.load()?;
+    let data = config.data.unwrap_or_else(plan::default_data_folder);
+    if !data.join("identity.json").exists() {
+        let message = format!("{} is no data folder: name it with --data", data.display());
+        return Err(Failure::local("FOLDER_UNUSABLE", message));
+    }
+    let folder = DataFolder::open(&data).map_err(crate::Error::from)?;
+    let aside = folder.begin_rebuild().map_err(crate::Error::from)?;
+    output.answer(&serde_json::json!({ "data": data, "set_aside": aside }), |_| {
+        let aside = aside.as_ref().map(|path| format!("the old catalog is in {}\n", path.display()));
+        format!("{}the next `tidepool serve` makes a new one from what the tiers hold\n", aside.unwrap_or_default())
+    })
+}
+
 /// Tiers side by side, so that each figure of one stands next to that of the other.
 pub(super) fn tiers_table(report: &TiersReport) -> String {
-    type Cell = fn(&TierRow) -> String;
+    type Cell = fn(&TierReport) -> String;
     const ROWS: [(&str, Cell); 18] = [
         ("state", |tier| tier.state.clone()),
         ("engine", |tier| tier.engine.clone()),
@@ -105,7 +130,7 @@ pub(super) fn tiers_table(report: &TiersReport) -> String {
         ("errors", |tier| tier.errors.to_string()),
         ("last error", |tier| tier.last_error.clone().unwrap_or_else(|| "none".into())),
     ];
-    let header: Vec<&str> = std::iter::once("").chain(report.tiers.iter().map(|tier| tier.tier.as_str())).collect();
+    let header: Vec<&str> = std::iter::once("").chain(report.tiers.iter().map(|tier| tier.tier.name())).collect();
     let mut table = Table::new(&header);
     for (name, cell) in ROWS {
         table.cells(std::iter::once(name.to_owned()).chain(report.tiers.iter().map(cell)).collect());
@@ -127,7 +152,17 @@ fn recovery_table(report: &RecoveryReport) -> String {
         ]);
     }
     let end = if report.finished { "finished" } else { "still running; the node serves what it has" };
-    format!("{}recovery: {end}\n", table.render())
+    let agreed = match &report.reconciliation {
+        None => "not yet: what only the catalog can tell is answered later".to_owned(),
+        Some(found) => {
+            let Reconciled { kept, lost, adopted, freed, completed, elapsed_ms, .. } = found;
+            let seconds = *elapsed_ms as f64 / 1000.0;
+            format!(
+                "in {seconds:.3} s: {kept} kept, {lost} lost, {adopted} adopted, {freed} freed, {completed} completed"
+            )
+        }
+    };
+    format!("{}recovery: {end}\nagreed with the catalog {agreed}\n", table.render())
 }
 
 fn object_table(report: &ObjectReport) -> String {

@@ -85,8 +85,20 @@ pub(super) async fn run(arguments: &ServeArguments, output: &Output) -> Result<E
         let (grpc, admin, data) = (addresses.grpc, addresses.admin, addresses.data.display());
         output.bytes(format!("grpc    {grpc}{unix}\nadmin   http://{admin}\ndata    {data}\n").as_bytes())?;
     }
+    let ended = tokio::select! {
+        ready = server.ready() => ready,
+        () = signals.next() => return stop(server, &mut signals).await,
+    };
+    if let Err(error) = ended {
+        server.shutdown().await;
+        return Err(error.into());
+    }
     notify(&[sd_notify::NotifyState::Ready]);
     signals.next().await;
+    stop(server, &mut signals).await
+}
+
+async fn stop(server: Server, signals: &mut Signals) -> Result<ExitCode, Failure> {
     tracing::info!("stopping; a second signal stops at once");
     notify(&[sd_notify::NotifyState::Stopping]);
     tokio::select! {

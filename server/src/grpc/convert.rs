@@ -1,14 +1,14 @@
 //! Between messages and domain types.
 
 use bytes::Bytes;
-use tidepool_metadata::catalog::{MAX_GROUP_BYTES, Presence};
+use tidepool_metadata::catalog::{MAX_GROUP_BYTES, MAX_SESSION_ANSWERS, Presence, SessionId};
 use tidepool_metadata::{
     DataType, ErrorKind, Incarnation, KeyError, LogIndex, NodeId, ObjectKey, TenantId, VersionId, proto,
 };
 
 use super::StoreApi;
 use crate::error::Error;
-use crate::node::{Freshness, ObjectName, PutDone, PutOptions, PutOutcome};
+use crate::node::{Freshness, ObjectName, PutDone, PutOptions, PutOutcome, RequestIds};
 
 /// Most keys of one call.
 pub(super) const MAX_KEYS: usize = 65_536;
@@ -33,6 +33,27 @@ pub(super) fn keys(keys: &[Bytes]) -> Result<Vec<ObjectKey>, Error> {
         return Err(invalid("TOO_MANY_KEYS", "keys", message));
     }
     keys.iter().map(|bytes| key(bytes)).collect()
+}
+
+pub(super) fn session(session: u64) -> Result<SessionId, Error> {
+    if session == 0 {
+        return Err(invalid("BAD_REQUEST_ID", "session", "session 0: choose a random number".into()));
+    }
+    Ok(SessionId(session))
+}
+
+/// The names of `count` items.
+pub(super) fn request_ids(ids: Option<proto::RequestIds>, count: usize) -> Result<Option<RequestIds>, Error> {
+    let Some(proto::RequestIds { session: id, first, acknowledged }) = ids else { return Ok(None) };
+    if count > MAX_SESSION_ANSWERS {
+        let message = format!("{count} items with request ids in one call: send at most {MAX_SESSION_ANSWERS}");
+        return Err(invalid("TOO_MANY_KEYS", "keys", message));
+    }
+    if first == 0 || first.checked_add(count as u64).is_none() {
+        let message = format!("first = {first} for {count} items: sequences count from 1 and fit 64 bits");
+        return Err(invalid("BAD_REQUEST_ID", "ids", message));
+    }
+    Ok(Some(RequestIds { session: session(id)?, first, acknowledged }))
 }
 
 impl StoreApi {

@@ -40,10 +40,19 @@ impl StoreApi {
         Ok(proto::ExistsReply { outcomes })
     }
 
+    pub(super) async fn begin_session(
+        &self,
+        request: proto::OpenSessionRequest,
+    ) -> Result<proto::OpenSessionReply, Error> {
+        let lifetime = self.service.open_session(convert::session(request.session)?).await?;
+        Ok(proto::OpenSessionReply { lifetime_ms: millis(lifetime) })
+    }
+
     pub(super) async fn remove_keys(&self, request: proto::RemoveRequest) -> Result<proto::RemoveReply, Error> {
         let keys = convert::keys(&request.keys)?;
         let tenant = self.tenant(&request.tenant).await?;
-        let (log_index, outcomes) = self.service.remove(tenant, keys, request.force).await?;
+        let ids = convert::request_ids(request.ids, keys.len())?;
+        let (log_index, outcomes) = self.service.remove(tenant, keys, request.force, ids).await?;
         let outcomes = outcomes.into_iter().map(|outcome| match outcome {
             RemoveOutcome::Missing => proto::RemoveOutcome::Missing.into(),
             RemoveOutcome::Removed => proto::RemoveOutcome::Removed.into(),
@@ -85,7 +94,8 @@ impl StoreApi {
     pub(super) async fn change_pins(&self, request: proto::PinRequest, pinned: bool) -> Result<proto::PinReply, Error> {
         let keys = convert::keys(&request.keys)?;
         let tenant = self.tenant(&request.tenant).await?;
-        let (log_index, found) = self.service.pin(tenant, keys, pinned).await?;
+        let ids = convert::request_ids(request.ids, keys.len())?;
+        let (log_index, found) = self.service.pin(tenant, keys, pinned, ids).await?;
         Ok(proto::PinReply { found, log_index: log_index.0 })
     }
 

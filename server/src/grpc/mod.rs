@@ -91,6 +91,13 @@ impl Store for StoreApi {
         Ok(Response::new(self.exists_keys(request.into_inner()).await?))
     }
 
+    async fn open_session(
+        &self,
+        request: Request<proto::OpenSessionRequest>,
+    ) -> Result<Response<proto::OpenSessionReply>, Status> {
+        Ok(Response::new(self.begin_session(request.into_inner()).await?))
+    }
+
     async fn remove(&self, request: Request<proto::RemoveRequest>) -> Result<Response<proto::RemoveReply>, Status> {
         Ok(Response::new(self.remove_keys(request.into_inner()).await?))
     }

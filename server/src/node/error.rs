@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidepool_metadata::ErrorKind;
-use tidepool_metadata::catalog::Refusal;
+use tidepool_metadata::catalog::{Refusal, RequestRefusal};
 use tidepool_replication::CatalogError;
 use tidepool_tiers::StoreError;
 
@@ -45,6 +45,22 @@ pub(super) fn unexpected(what: &str) -> Error {
 pub(super) fn outcome_unknown() -> Error {
     let message = "no answer from the catalog: whether the put succeeded is being settled; read, or put again";
     Error::new(ErrorKind::Deadline, "DEADLINE", message.to_owned()).retry_after(SOON)
+}
+
+/// Nothing was done for the item, and as far as the catalog knows never will be under this id.
+pub(super) fn not_executed(refusal: RequestRefusal) -> Error {
+    let (kind, reason) = match refusal {
+        RequestRefusal::SessionExpired => (ErrorKind::Conflict, "SESSION_EXPIRED"),
+        RequestRefusal::SessionFull => (ErrorKind::Exhausted, "SESSION_FULL"),
+        RequestRefusal::Acknowledged | RequestRefusal::Mismatch => (ErrorKind::Invalid, "BAD_REQUEST_ID"),
+    };
+    let error = Error::new(kind, reason, format!("not done: {refusal}")).field("ids");
+    if kind == ErrorKind::Exhausted { error.retry_after(SOON) } else { error }
+}
+
+pub(super) fn too_many_sessions() -> Error {
+    let message = "as many sessions are open as the catalog keeps; one ends ten minutes after its last use";
+    Error::new(ErrorKind::Exhausted, "TOO_MANY_SESSIONS", message.to_owned()).retry_after(Duration::from_secs(1))
 }
 
 pub(super) fn refused(refusal: Refusal) -> Error {

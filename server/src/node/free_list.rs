@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidepool_metadata::LogIndex;
 use tidepool_metadata::catalog::{Answer, Command, FreeListPage, Query};
-use tidepool_replication::Read;
+use tidepool_replication::{CatalogHandle, Read};
 use tokio::time::Instant;
 
 use super::NodeService;
@@ -16,8 +16,7 @@ const PAGE_ITEMS: usize = 1024;
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Runs until the catalog stops.
-pub(super) async fn run(service: NodeService) {
-    let catalog = service.catalog().clone();
+pub(super) async fn run(service: NodeService, catalog: CatalogHandle) {
     let (node, _) = service.identity();
     let mut applied = catalog.watch_applied();
     let mut freed = LogIndex::default();

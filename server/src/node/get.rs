@@ -84,7 +84,7 @@ impl NodeService {
     }
 
     async fn locate(&self, name: &ObjectName, read: Read) -> Result<Located, Error> {
-        let (_, mut located) = self.inner.catalog.locate(name.tenant, vec![name.key.clone()], None, read).await?;
+        let (_, mut located) = self.catalog().await?.locate(name.tenant, vec![name.key.clone()], None, read).await?;
         located.pop().ok_or_else(|| error::unexpected("a location"))
     }
 
@@ -99,7 +99,7 @@ impl NodeService {
         lease: Option<std::time::Duration>,
         freshness: Freshness,
     ) -> Result<Vec<Presence>, Error> {
-        let (_, presence) = self.inner.catalog.exists(tenant, keys, lease, read_of(freshness)).await?;
+        let (_, presence) = self.catalog().await?.exists(tenant, keys, lease, read_of(freshness)).await?;
         Ok(presence)
     }
 }

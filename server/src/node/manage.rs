@@ -9,7 +9,10 @@ use tidepool_metadata::{DataType, Incarnation, LogIndex, NodeId, ObjectKey, Tena
 use tidepool_replication::Read;
 use tidepool_tiers::store::SlicePlace;
 
-use super::{KeyFilter, ListPage, MatchPage, NodeService, ObjectName, ObjectStat, RemoveOutcome, ReplicaStat, error};
+use super::{
+    KeyFilter, ListPage, MatchPage, NodeService, ObjectName, ObjectStat, RemoveOutcome, ReplicaStat, RequestIds, error,
+    sessions,
+};
 use crate::error::Error;
 
 /// Keys looked at in one step of a removal by pattern.
@@ -54,11 +57,21 @@ impl NodeService {
         tenant: TenantId,
         keys: Vec<ObjectKey>,
         force: bool,
+        ids: Option<RequestIds>,
     ) -> Result<(LogIndex, Vec<RemoveOutcome>), Error> {
-        let item = |key: &ObjectKey| RemoveItem { tenant, key: key.clone(), version: None, force, request: None };
+        self.acknowledge(ids).await?;
+        let mut requests = sessions::each_item(ids);
         let (mut index, mut outcomes) = (LogIndex::default(), Vec::with_capacity(keys.len()));
         for keys in keys.chunks(PROPOSED_KEYS) {
-            let (log_index, removed) = self.propose_removal(keys.iter().map(item).collect()).await?;
+            let items = keys.iter().zip(&mut requests);
+            let item = |(key, request): (&ObjectKey, _)| RemoveItem {
+                tenant,
+                key: key.clone(),
+                version: None,
+                force,
+                request,
+            };
+            let (log_index, removed) = self.propose_removal(items.map(item).collect()).await?;
             index = log_index;
             outcomes.extend(removed);
         }
@@ -66,14 +79,15 @@ impl NodeService {
     }
 
     async fn propose_removal(&self, items: Vec<RemoveItem>) -> Result<(LogIndex, Vec<RemoveOutcome>), Error> {
-        let (log_index, outcome) = self.inner.catalog.propose(Command::Remove(items)).await?;
+        let (log_index, outcome) = self.catalog().await?.propose(Command::Remove(items)).await?;
         let Outcome::Remove(outcomes) = outcome else { return Err(error::unexpected("removal")) };
         let outcomes = outcomes.into_iter().map(|outcome| match outcome {
-            catalog::RemoveOutcome::Removed { .. } => RemoveOutcome::Removed,
-            catalog::RemoveOutcome::Pinned => RemoveOutcome::Pinned,
-            catalog::RemoveOutcome::Missing | catalog::RemoveOutcome::Refused(_) => RemoveOutcome::Missing,
+            catalog::RemoveOutcome::Removed { .. } => Ok(RemoveOutcome::Removed),
+            catalog::RemoveOutcome::Pinned => Ok(RemoveOutcome::Pinned),
+            catalog::RemoveOutcome::Missing => Ok(RemoveOutcome::Missing),
+            catalog::RemoveOutcome::Refused(refusal) => Err(error::not_executed(refusal)),
         });
-        Ok((log_index, outcomes.collect()))
+        Ok((log_index, outcomes.collect::<Result<_, Error>>()?))
     }
 
     /// One bounded step of a removal by pattern, behind `after`. Each object is removed only in the version that
@@ -89,7 +103,7 @@ impl NodeService {
         after: Option<ObjectKey>,
     ) -> Result<MatchPage, Error> {
         let query = Query::Matching { tenant, filter: filter.clone(), after, limit: STEP_KEYS };
-        let (log_index, answer) = self.inner.catalog.query(query, Read::Linearizable).await?;
+        let (log_index, answer) = self.catalog().await?.query(query, Read::Linearizable).await?;
         let Answer::Matches(matches) = answer else { return Err(error::unexpected("matches")) };
         let mut page = MatchPage { examined: matches.examined, next: matches.next, log_index, ..MatchPage::default() };
         for objects in matches.objects.chunks(PROPOSED_KEYS) {
@@ -117,15 +131,25 @@ impl NodeService {
         tenant: TenantId,
         keys: Vec<ObjectKey>,
         pinned: bool,
+        ids: Option<RequestIds>,
     ) -> Result<(LogIndex, Vec<bool>), Error> {
+        self.acknowledge(ids).await?;
+        let mut requests = sessions::each_item(ids);
         let (mut index, mut found) = (LogIndex::default(), Vec::with_capacity(keys.len()));
         for keys in keys.chunks(PROPOSED_KEYS) {
-            let items = keys.iter().map(|key| PinItem { tenant, key: key.clone(), request: None }).collect();
+            let items = keys.iter().zip(&mut requests);
+            let items = items.map(|(key, request)| PinItem { tenant, key: key.clone(), request }).collect();
             let command = if pinned { Command::Pin(items) } else { Command::Unpin(items) };
-            let (log_index, outcome) = self.inner.catalog.propose(command).await?;
+            let (log_index, outcome) = self.catalog().await?.propose(command).await?;
             let Outcome::Pin(outcomes) = outcome else { return Err(error::unexpected("pins")) };
             index = log_index;
-            found.extend(outcomes.iter().map(|outcome| matches!(outcome, PinOutcome::Pinned { .. })));
+            for outcome in outcomes {
+                found.push(match outcome {
+                    PinOutcome::Pinned { .. } => true,
+                    PinOutcome::Missing => false,
+                    PinOutcome::Refused(refusal) => return Err(error::not_executed(refusal)),
+                });
+            }
         }
         Ok((index, found))
     }
@@ -140,7 +164,7 @@ impl NodeService {
         keys: Vec<ObjectKey>,
         duration: Duration,
     ) -> Result<Vec<Duration>, Error> {
-        Ok(self.inner.catalog.renew_leases(tenant, keys, duration).await?)
+        Ok(self.catalog().await?.renew_leases(tenant, keys, duration).await?)
     }
 
     /// Ends leases early; answers per key whether there was one.
@@ -148,7 +172,7 @@ impl NodeService {
     /// # Errors
     /// Those of the catalog.
     pub async fn release_leases(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<Vec<bool>, Error> {
-        Ok(self.inner.catalog.release_leases(tenant, keys).await?)
+        Ok(self.catalog().await?.release_leases(tenant, keys).await?)
     }
 
     /// One page of the tenant's objects, in key order.
@@ -164,7 +188,7 @@ impl NodeService {
         data_type: Option<DataType>,
     ) -> Result<ListPage, Error> {
         let query = Query::List { tenant, prefix: prefix.to_vec(), after: after.cloned(), limit, data_type };
-        let (_, answer) = self.inner.catalog.query(query, Read::Linearizable).await?;
+        let (_, answer) = self.catalog().await?.query(query, Read::Linearizable).await?;
         let Answer::Page(page) = answer else { return Err(error::unexpected("a page")) };
         Ok(page)
     }
@@ -175,7 +199,7 @@ impl NodeService {
     /// `NOT_FOUND`; those of the catalog.
     pub async fn stat(&self, name: &ObjectName) -> Result<ObjectStat, Error> {
         let query = Query::Stat { tenant: name.tenant, key: name.key.clone() };
-        let (log_index, answer) = self.inner.catalog.query(query, Read::Linearizable).await?;
+        let (log_index, answer) = self.catalog().await?.query(query, Read::Linearizable).await?;
         let Answer::Stat(stat) = answer else { return Err(error::unexpected("a stat")) };
         let catalog::ObjectStat { listed, location, .. } = stat.ok_or_else(|| error::not_found(name))?;
         let replicas = location.replicas.iter().map(|copy| ReplicaStat {
@@ -186,7 +210,7 @@ impl NodeService {
                 NodeState::Absent => "absent",
             },
         });
-        let lease = self.inner.catalog.lease_left(name.tenant, &name.key);
+        let lease = self.catalog().await?.lease_left(name.tenant, &name.key);
         Ok(ObjectStat {
             version: location.version,
             replicas: replicas.collect(),
@@ -212,8 +236,8 @@ impl NodeService {
     /// # Errors
     /// Those of the catalog.
     pub async fn info(&self) -> Result<NodeInfo, Error> {
-        let status = self.inner.catalog.status();
-        let (applied, answer) = self.inner.catalog.query(Query::Counts, Read::Local).await?;
+        let status = self.catalog().await?.status();
+        let (applied, answer) = self.catalog().await?.query(Query::Counts, Read::Local).await?;
         let Answer::Counts(counts) = answer else { return Err(error::unexpected("counts")) };
         let (node, incarnation) = self.identity();
         Ok(NodeInfo {

@@ -8,23 +8,28 @@
 //! answer show or free the bytes. Once sealed, a put goes on without its caller: bytes are freed only after a
 //! committed answer, refused or abandoned (protocol: put).
 
+mod directory;
 mod error;
 mod free_list;
 mod get;
 mod manage;
 mod put;
+mod rebuild;
 mod reconcile;
+mod sessions;
 mod start;
 mod types;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidepool_metadata::catalog::{Answer, Query};
 use tidepool_metadata::{Incarnation, NodeId, ReplicaId, TenantId, VersionId};
-use tidepool_replication::{CatalogHandle, Read};
+use tidepool_replication::{CatalogError, CatalogHandle, Read};
 use tidepool_tiers::TieredStore;
+
+use tokio::sync::SetOnce;
 
 use crate::error::Error;
 
@@ -32,12 +37,15 @@ pub use get::ObjectReader;
 pub use manage::{NodeInfo, ObjectReport};
 pub use put::{Reservation, Reserve};
 pub use reconcile::Reconciled;
+pub use sessions::RequestIds;
 pub use start::{Node, NodeConfig};
 pub use types::{
     Existence, Freshness, KeyFilter, ListPage, ListedObject, MatchPage, ObjectDescription, ObjectName, ObjectStat,
     PutDone, PutItem, PutOptions, PutOutcome, RangeRequest, RemoveOutcome, ReplicaStat,
 };
 
+/// How long a call waits for a catalog that is being opened.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a proposal may take before its outcome counts as unknown.
 const PROPOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lease of a caller that does not say how long.
@@ -53,16 +61,22 @@ struct Inner {
     node: NodeId,
     incarnation: Incarnation,
     store: TieredStore,
-    catalog: CatalogHandle,
+    /// Once the group is open.
+    catalog: SetOnce<CatalogHandle>,
     /// Counts reservations of this incarnation: version and replica ids.
     sequence: AtomicU64,
     max_object_bytes: u64,
+    /// How the last reconciliation ended, once one did.
+    reconciled: OnceLock<Reconciled>,
 }
 
 impl NodeService {
-    fn new(node: NodeId, incarnation: Incarnation, store: TieredStore, catalog: CatalogHandle, max: u64) -> Self {
+    fn new(node: NodeId, incarnation: Incarnation, store: TieredStore, max: u64) -> Self {
         let sequence = AtomicU64::new(1);
-        Self { inner: Arc::new(Inner { node, incarnation, store, catalog, sequence, max_object_bytes: max }) }
+        let (catalog, reconciled) = (SetOnce::new(), OnceLock::new());
+        Self {
+            inner: Arc::new(Inner { node, incarnation, store, catalog, sequence, max_object_bytes: max, reconciled }),
+        }
     }
 
     /// The number of the tenant called `name`; empty is the default one.
@@ -73,7 +87,7 @@ impl NodeService {
         if name.is_empty() || name == "default" {
             return Ok(TenantId::DEFAULT);
         }
-        let (_, answer) = self.inner.catalog.query(Query::Tenants, Read::Linearizable).await?;
+        let (_, answer) = self.catalog().await?.query(Query::Tenants, Read::Linearizable).await?;
         let Answer::Tenants(tenants) = answer else { return Err(error::unexpected("tenants")) };
         let found = tenants.into_iter().find(|tenant| tenant.name == name && !tenant.dropping);
         found.map(|tenant| tenant.tenant).ok_or_else(|| error::unknown_tenant(name))
@@ -85,10 +99,23 @@ impl NodeService {
         &self.inner.store
     }
 
-    /// The catalog, for reports.
+    /// The catalog; waits while its group is being opened.
+    ///
+    /// # Errors
+    /// [`CatalogError::Starting`] after 5 s.
+    pub async fn catalog(&self) -> Result<&CatalogHandle, CatalogError> {
+        match self.inner.catalog.get() {
+            Some(catalog) => Ok(catalog),
+            None => {
+                tokio::time::timeout(START_TIMEOUT, self.inner.catalog.wait()).await.or(Err(CatalogError::Starting))
+            }
+        }
+    }
+
+    /// How node and catalog came to agree on what is here; `None` while they have not.
     #[must_use]
-    pub fn catalog(&self) -> &CatalogHandle {
-        &self.inner.catalog
+    pub fn reconciled(&self) -> Option<&Reconciled> {
+        self.inner.reconciled.get()
     }
 
     /// This node's number and life.

@@ -61,7 +61,7 @@ impl NodeService {
         if length > largest {
             return Err(error::too_large(length, largest));
         }
-        let reserved_at = self.inner.catalog.now();
+        let reserved_at = self.catalog().await?.now();
         let buffer = self.inner.store.reserve(length).await?;
         Ok(Reservation { service: self.clone(), name, options, buffer, reserved_at })
     }
@@ -124,7 +124,7 @@ impl NodeService {
     /// Which of the keys have an object that can be read, so that no bytes need to move. Only a hint: the proposal
     /// decides.
     async fn present(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<(LogIndex, Vec<bool>), Error> {
-        let (log_index, answer) = self.inner.catalog.query(Query::Exists { tenant, keys }, Read::Local).await?;
+        let (log_index, answer) = self.catalog().await?.query(Query::Exists { tenant, keys }, Read::Local).await?;
         let Answer::Presence(presence) = answer else { return Err(error::unexpected("presence")) };
         Ok((log_index, presence.into_iter().map(|presence| presence == Presence::Present).collect()))
     }
@@ -156,8 +156,8 @@ impl NodeService {
             return Vec::new();
         }
         let (sealed, items): (Vec<Sealed>, Vec<CompleteItem>) = proposals.into_iter().unzip();
-        let proposed =
-            tokio::time::timeout(PROPOSE_TIMEOUT, self.inner.catalog.propose(Command::Complete(items))).await;
+        let proposal = async { self.catalog().await?.propose(Command::Complete(items)).await };
+        let proposed = tokio::time::timeout(PROPOSE_TIMEOUT, proposal).await;
         match proposed {
             Ok(Ok((log_index, Outcome::Complete(outcomes)))) if outcomes.len() == sealed.len() => {
                 let answers = sealed.into_iter().zip(outcomes);
@@ -207,7 +207,8 @@ impl NodeService {
         let item =
             |name: &ReplicaName| AbandonItem { tenant: name.tenant, key: name.key.clone(), replica: name.replica };
         loop {
-            match self.inner.catalog.propose(Command::Abandon(names.iter().map(item).collect())).await {
+            let command = Command::Abandon(names.iter().map(item).collect());
+            match async { self.catalog().await?.propose(command).await }.await {
                 Ok((_, Outcome::Abandon(outcomes))) => {
                     for (name, outcome) in names.iter().zip(outcomes) {
                         match outcome {

@@ -2,11 +2,14 @@
 //!
 //! Digests per key bucket are compared, and only buckets that differ are looked at. A replica that both know stays; one
 //! that only the catalog knows is announced as lost; one that only the node has was never committed (it is abandoned,
-//! then freed), or was dropped while the node was away (it is freed); or, while the cluster is being rebuilt, it is
-//! adopted. Differences alone are logged. Crash: the whole is repeated by the next start.
+//! then freed), or was dropped while the node was away (it is freed). Differences alone are logged. While the cluster is
+//! being rebuilt, the node first announces all that it has ([`super::rebuild`]). Crash: the whole is repeated by the
+//! next start.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use tidepool_metadata::catalog::{
     AbandonItem, AbandonOutcome, Answer, Command, HeldReplica, KEY_BUCKETS, KeyBucket, KeyDigests, Outcome, Query,
     ReplicaName,
@@ -15,24 +18,28 @@ use tidepool_metadata::{KeyHash, ReplicaId};
 use tidepool_replication::{CatalogError, Read};
 use tidepool_tiers::store;
 
-use super::NodeService;
+use super::{NodeService, rebuild};
 
 /// Replicas in one command.
 const BATCH: usize = 200;
 
 /// What a reconciliation found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reconciled {
     /// Replicas that both sides know.
     pub kept: u64,
     /// Replicas that the catalog knew and the node has not.
     pub lost: u64,
+    /// Replicas that a catalog that is being rebuilt took over from the node.
+    pub adopted: u64,
     /// Replicas that the node had and the catalog does not know: freed.
     pub freed: u64,
     /// Sealed replicas that turned out to be complete.
     pub completed: u64,
     /// Key buckets that differed.
     pub differing_buckets: u64,
+    /// How long it took, in milliseconds.
+    pub elapsed_ms: u64,
 }
 
 /// Brings both sides together and ends the announcement of this life.
@@ -40,9 +47,12 @@ pub struct Reconciled {
 /// # Errors
 /// Those of the catalog; to be tried again.
 pub(super) async fn run(service: &NodeService) -> Result<Reconciled, CatalogError> {
-    let catalog = service.catalog();
+    let catalog = service.catalog().await?;
     let (node, incarnation) = service.identity();
-    let mut found = Reconciled::default();
+    let began = Instant::now();
+    let rebuilding = rebuild::is_under_way(service).await?;
+    let adopted = if rebuilding { rebuild::announce(service).await? } else { 0 };
+    let mut found = Reconciled { adopted, ..Reconciled::default() };
     let (index, answer) = catalog.query(Query::Digests { node }, Read::Linearizable).await?;
     let Answer::Digests(theirs) = answer else { return Ok(found) };
     let (ours, undecided) = digests(service);
@@ -64,7 +74,11 @@ pub(super) async fn run(service: &NodeService) -> Result<Reconciled, CatalogErro
     }
     let end = Command::EndAnnouncement { node, incarnation, lost: Vec::new(), last: true };
     catalog.propose(end).await?;
+    if rebuilding {
+        rebuild::end(service).await?;
+    }
     found.kept = service.store().len() as u64;
+    found.elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     tracing::info!(?found, index = index.0, "the catalog and this node agree on what is here");
     Ok(found)
 }
@@ -90,7 +104,7 @@ async fn settle_bucket(
     here: Vec<(store::ReplicaName, u64)>,
     found: &mut Reconciled,
 ) -> Result<(), CatalogError> {
-    let catalog = service.catalog();
+    let catalog = service.catalog().await?;
     let (node, incarnation) = service.identity();
     let (_, answer) = catalog.query(Query::Bucket { node, bucket }, Read::Linearizable).await?;
     let Answer::Bucket(theirs) = answer else { return Ok(()) };

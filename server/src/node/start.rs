@@ -1,28 +1,28 @@
 //! Starting and stopping the parts of a node, in one order and its reverse.
 //!
 //! 1. DRAM segment and NVMe tier are opened (found, locked, checked).
-//! 2. The store starts, and the three phases of recovery begin.
-//! 3. The catalog's group starts beside them: reads by (key, version) do not wait for it.
-//! 4. When both are there: the node registers this life, follows its free list, and reconciles.
+//! 2. The store starts, and the three phases of recovery begin. From here on reads by (key, version) are served.
+//! 3. Beside them the catalog's group is opened, and the node registers this life: all else is served.
+//! 4. When both are there: the node follows its free list, and reconciles.
 
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tidepool_metadata::catalog::{
-    Command, ForgetMode, NodeAddresses, NodeOutcome, NodeRegistration, Outcome, TierDescription,
+    Command, ForgetMode, NodeAddresses, NodeOutcome, NodeRegistration, Outcome, Setting, TierDescription,
 };
 use tidepool_metadata::{ErrorKind, NodeId, TierKind};
-use tidepool_replication::{CatalogHandle, ClusterId, Forgotten, Group, GroupConfig};
+use tidepool_replication::{CatalogHandle, ClusterEpoch, ClusterId, Forgotten, Group, GroupConfig};
 use tidepool_tiers::memory::{MemoryConfig, MemoryTier};
 use tidepool_tiers::nvme::{NvmeConfig, NvmeTier, WritePolicy};
 use tidepool_tiers::store::{Forget, ForgetAnswer, ReplicaName};
 use tidepool_tiers::{StoreConfig, TieredStore};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{NodeService, free_list, reconcile};
+use super::{NodeService, directory, free_list, reconcile, sessions};
 use crate::error::Error;
 use crate::folder::DataFolder;
 
@@ -38,8 +38,6 @@ pub struct NodeConfig {
     pub nvme: Option<NvmeConfig>,
     /// The store above them.
     pub store: StoreConfig,
-    /// Where the catalog's log and image lie.
-    pub catalog_folder: PathBuf,
     /// When a logged change counts as done.
     pub durability: tidepool_replication::Durability,
     /// Largest object that is taken, in bytes.
@@ -49,6 +47,12 @@ pub struct NodeConfig {
 /// A running node.
 pub struct Node {
     service: NodeService,
+    joining: JoinHandle<Option<Joined>>,
+    outcome: watch::Receiver<Option<Result<(), Error>>>,
+}
+
+/// What runs once the catalog is there.
+struct Joined {
     group: Group,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -82,19 +86,19 @@ fn answer(forgotten: Forgotten) -> ForgetAnswer {
 }
 
 impl Node {
-    /// Starts the node of `folder`. Serves reads by version as soon as this returns; everything else too, as far as
-    /// recovery has come.
+    /// Starts the node of `folder`. When this returns, reads by version are served as far as recovery has come; all
+    /// else answers `STARTING` until the catalog is open ([`Node::ready`]).
     ///
     /// # Errors
-    /// What keeps a tier or the catalog from being opened, with what to do about it.
-    pub async fn start(config: NodeConfig, folder: &DataFolder) -> Result<Self, Error> {
-        let NodeConfig { memory, nvme, store, catalog_folder, durability, max_object_bytes } = config;
+    /// What keeps a tier from being opened, with what to do about it; a catalog that is gone.
+    pub async fn start(config: NodeConfig, folder: Arc<DataFolder>) -> Result<Self, Error> {
+        let NodeConfig { memory, nvme, store, durability, max_object_bytes } = config;
         let mut tiers = vec![TierDescription { kind: TierKind::Dram, capacity_bytes: memory.capacity_bytes }];
         let capacity = nvme.as_ref().map(|nvme| nvme.capacity_bytes);
         tiers.extend(capacity.map(|capacity_bytes| TierDescription { kind: TierKind::Nvme, capacity_bytes }));
         let node = folder.node();
-        let group = GroupConfig { folder: catalog_folder, cluster: ClusterId(folder.cluster()), node, durability };
-        let group = tokio::task::spawn_blocking(move || Group::start(group));
+        let (cluster, epoch) = (ClusterId(folder.cluster()), ClusterEpoch(folder.epoch()?));
+        let group = GroupConfig { folder: folder.catalog(), cluster, epoch, node, durability };
         let opened = tokio::task::spawn_blocking(move || open_tiers(memory, nvme, node)).await;
         let (memory, recovered, nvme) = opened.map_err(|panic| fault(&panic.to_string()))??;
         let forget = Arc::new(CatalogForget::default());
@@ -105,19 +109,32 @@ impl Node {
                 tracing::error!(%error, "the NVMe tier could not be scanned: what is only there is not served");
             }
         });
-        let (group, catalog) = group.await.map_err(|panic| fault(&panic.to_string()))?.map_err(Error::from)?;
-        let _first = forget.catalog.set(catalog.clone());
-        let service = NodeService::new(folder.node(), folder.incarnation(), store, catalog, max_object_bytes);
-        register(&service, tiers).await?;
-        let announcing = service.clone();
-        let tasks = vec![
-            tokio::spawn(free_list::run(service.clone())),
-            tokio::spawn(async move {
-                let _recovered = recovery.await;
-                announce(announcing).await;
-            }),
-        ];
-        Ok(Self { service, group, tasks })
+        let service = NodeService::new(node, folder.incarnation(), store, max_object_bytes);
+        let (sender, outcome) = watch::channel(None);
+        let join = Join { service: service.clone(), folder, forget, tiers, recovery };
+        let joining = tokio::spawn(async move {
+            let joined = join.run(group).await;
+            let (joined, outcome) = match joined {
+                Ok(joined) => (Some(joined), Ok(())),
+                Err(error) => (None, Err(error)),
+            };
+            // Nobody may be left who waits.
+            let _gone = sender.send(Some(outcome));
+            joined
+        });
+        Ok(Self { service, joining, outcome })
+    }
+
+    /// Waits until the catalog is open and knows of this life. Cancel-safe.
+    ///
+    /// # Errors
+    /// What keeps it from being opened, with what to do about it: the node can't go on.
+    pub async fn ready(&self) -> Result<(), Error> {
+        let mut outcome = self.outcome.clone();
+        match outcome.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone().unwrap_or(Ok(())),
+            Err(_) => Err(fault("the task that opens the catalog has died")),
+        }
     }
 
     /// What callers use.
@@ -128,13 +145,52 @@ impl Node {
 
     /// Stops everything in reverse order: heat and NVMe tier are persisted, the catalog's image is flushed.
     pub async fn shutdown(self) {
-        for task in self.tasks {
-            task.abort();
+        // A catalog that is still being opened can't be left: the folder would stay locked.
+        let joined = self.joining.await.unwrap_or_default();
+        if let Some(joined) = &joined {
+            joined.tasks.iter().for_each(JoinHandle::abort);
         }
         if let Err(error) = self.service.store().shutdown().await {
             tracing::error!(%error, "close the NVMe tier");
         }
-        self.group.shutdown().await;
+        if let Some(joined) = joined {
+            joined.group.shutdown().await;
+        }
+    }
+}
+
+/// Brings node and catalog together.
+struct Join {
+    service: NodeService,
+    folder: Arc<DataFolder>,
+    forget: Arc<CatalogForget>,
+    tiers: Vec<TierDescription>,
+    recovery: JoinHandle<()>,
+}
+
+impl Join {
+    async fn run(self, group: GroupConfig) -> Result<Joined, Error> {
+        let Self { service, folder, forget, tiers, recovery } = self;
+        let group = tokio::task::spawn_blocking(move || Group::start(group)).await;
+        let (group, catalog) = group.map_err(|panic| fault(&panic.to_string()))?.map_err(Error::from)?;
+        if folder.is_rebuild() {
+            catalog.propose(Command::SetSetting(Setting::Rebuilding(true))).await?;
+        }
+        folder.note_catalog()?;
+        register(&service, &catalog, tiers).await?;
+        let _first = (forget.catalog.set(catalog.clone()), service.inner.catalog.set(catalog.clone()));
+        let announcing = service.clone();
+        let tasks = vec![
+            tokio::spawn(free_list::run(service, catalog.clone())),
+            tokio::spawn(sessions::sweep(catalog.clone())),
+            tokio::spawn(async move {
+                let _recovered = recovery.await;
+                announce(&announcing).await;
+                // Not before: what was removed while nobody was here may still be in the segment.
+                directory::keep_valid(announcing, catalog).await;
+            }),
+        ];
+        Ok(Joined { group, tasks })
     }
 }
 
@@ -158,10 +214,10 @@ fn fault(what: &str) -> Error {
     Error::new(ErrorKind::Internal, "INTERNAL", what.to_owned())
 }
 
-async fn register(service: &NodeService, tiers: Vec<TierDescription>) -> Result<(), Error> {
+async fn register(service: &NodeService, catalog: &CatalogHandle, tiers: Vec<TierDescription>) -> Result<(), Error> {
     let (node, incarnation) = service.identity();
     let registration = NodeRegistration { node, incarnation, addresses: NodeAddresses::default(), tiers };
-    let (_, outcome) = service.catalog().propose(Command::RegisterNode(registration)).await?;
+    let (_, outcome) = catalog.propose(Command::RegisterNode(registration)).await?;
     match outcome {
         Outcome::Node(NodeOutcome::Accepted { .. }) => Ok(()),
         Outcome::Node(NodeOutcome::Stale { current }) => {
@@ -177,10 +233,13 @@ async fn register(service: &NodeService, tiers: Vec<TierDescription>) -> Result<
 }
 
 /// Reconciles until it succeeds: without it, what is here stays unconfirmed.
-async fn announce(service: NodeService) {
+async fn announce(service: &NodeService) {
     loop {
-        match reconcile::run(&service).await {
-            Ok(_) => return,
+        match reconcile::run(service).await {
+            Ok(found) => {
+                service.inner.reconciled.get_or_init(|| found);
+                return;
+            }
             Err(error) if error.is_final() => return,
             Err(error) => {
                 tracing::warn!(%error, "reconciliation with the catalog is tried again");

@@ -15,6 +15,26 @@ pub(crate) struct TestServer {
     shm: Shm,
 }
 
+/// A server that does not run, and all that it left.
+pub(crate) struct Stopped {
+    config: Config,
+    folder: tempfile::TempDir,
+    shm: Shm,
+}
+
+impl Stopped {
+    pub(crate) async fn start(self) -> TestServer {
+        let Self { config, folder, shm } = self;
+        let server = started(&config).await.unwrap();
+        TestServer { server, config, folder, shm }
+    }
+
+    /// What starting is refused with.
+    pub(crate) async fn refusal(&self) -> Error {
+        started(&self.config).await.err().expect("refused")
+    }
+}
+
 /// A folder on tmpfs for segments.
 struct Shm(tempfile::TempDir);
 
@@ -39,7 +59,7 @@ impl TestServer {
         ];
         all.extend(settings.iter().map(ToString::to_string));
         let config = tidepool_server::config::load(None, [], &all).unwrap();
-        let server = Server::start(config.clone()).await.unwrap();
+        let server = started(&config).await.unwrap();
         Self { server, config, folder, shm }
     }
 
@@ -80,10 +100,22 @@ impl TestServer {
 
     /// Stops cleanly and starts again on the same folders.
     pub(crate) async fn restart(self) -> Self {
+        self.stop().await.0.start().await
+    }
+
+    /// Stops cleanly; answers the data folder too.
+    pub(crate) async fn stop(self) -> (Stopped, PathBuf) {
+        let data = self.data();
         let Self { server, config, folder, shm } = self;
         server.shutdown().await;
-        let server = Server::start(config.clone()).await.unwrap();
-        Self { server, config, folder, shm }
+        (Stopped { config, folder, shm }, data)
+    }
+
+    /// Waits until node and catalog agree on what is here.
+    pub(crate) async fn reconciled(&self) {
+        while self.server.node().service().reconciled().is_none() {
+            tokio::task::yield_now().await;
+        }
     }
 
     pub(crate) fn data(&self) -> PathBuf {
@@ -91,10 +123,22 @@ impl TestServer {
     }
 }
 
+/// A server that serves everything.
+async fn started(config: &Config) -> Result<Server, Error> {
+    let server = Server::start(config.clone()).await?;
+    match server.ready().await {
+        Ok(()) => Ok(server),
+        Err(error) => {
+            server.shutdown().await;
+            Err(error)
+        }
+    }
+}
+
 /// What starting with these settings is refused with.
 pub(crate) async fn refusal(settings: &[String]) -> Error {
     let config = tidepool_server::config::load(None, [], settings).unwrap();
-    Server::start(config).await.err().expect("refused")
+    started(&config).await.err().expect("refused")
 }
 
 async fn http(address: std::net::SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {

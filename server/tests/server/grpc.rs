@@ -359,3 +359,37 @@ async fn with_a_secret_only_its_holders_may_call() {
     assert_eq!(server.admin("/v1/tiers").await.0, 401);
     assert_eq!(server.admin("/healthz").await.0, 200);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mutation_sent_twice_under_one_name_is_done_once() {
+    let server = TestServer::start().await;
+    let (client, mut raw) = (server.client(), server.raw().await);
+    let options = PutOptions::default();
+    let put = || client.put("k", bytes(1, 100), &options);
+    put().await.unwrap();
+    let ids = |first, acknowledged| Some(proto::RequestIds { session: 7, first, acknowledged });
+    let remove = |ids| proto::RemoveRequest { keys: vec!["k".into(), "absent".into()], ids, ..Default::default() };
+    let pin = |ids| proto::PinRequest { keys: vec!["k".into()], ids, ..Default::default() };
+    assert_eq!(reason(&raw.remove(remove(ids(1, 0))).await.unwrap_err()), "SESSION_EXPIRED");
+    let opened = raw.open_session(proto::OpenSessionRequest { session: 7 }).await.unwrap().into_inner();
+    assert!(opened.lifetime_ms >= 10_000);
+
+    let first = raw.remove(remove(ids(1, 0))).await.unwrap().into_inner().outcomes;
+    put().await.unwrap();
+    let second = raw.remove(remove(ids(1, 0))).await.unwrap().into_inner().outcomes;
+    assert_eq!(first, [proto::RemoveOutcome::Removed as i32, proto::RemoveOutcome::Missing as i32]);
+    assert_eq!(second, first, "the first answers again");
+    assert_eq!(client.exists("k").await.unwrap(), Existence::Present, "what was put since is not removed");
+
+    for _ in 0..2 {
+        assert_eq!(raw.pin(pin(ids(3, 0))).await.unwrap().into_inner().found, [true]);
+    }
+    assert_eq!(client.stat("k").await.unwrap().unwrap().pins, 1);
+
+    assert_eq!(reason(&raw.remove(remove(ids(3, 0))).await.unwrap_err()), "BAD_REQUEST_ID", "an item of another kind");
+    assert_eq!(raw.unpin(pin(ids(5, 3))).await.unwrap().into_inner().found, [true]);
+    assert_eq!(reason(&raw.pin(pin(ids(3, 0))).await.unwrap_err()), "BAD_REQUEST_ID", "acknowledged");
+    for bad in [ids(0, 0), ids(u64::MAX, 0), Some(proto::RequestIds { session: 0, first: 1, acknowledged: 0 })] {
+        assert_eq!(reason(&raw.pin(pin(bad)).await.unwrap_err()), "BAD_REQUEST_ID");
+    }
+}

@@ -1,7 +1,7 @@
 //! Starting and failing to start: errors say what is in the way and what to do, before any address is published.
 
 use crate::common::{TestServer, refusal};
-use tidepool_client::PutOptions;
+use tidepool_client::{PutOptions, RemoveOutcome};
 
 fn settings(server: &TestServer, more: &[String]) -> Vec<String> {
     let dram = server.config.dram.folder.as_ref().unwrap().display();
@@ -91,4 +91,51 @@ async fn admin_answers_what_operators_ask() {
     assert_eq!(server.admin("/v1/objects").await.0, 400);
     let (_, info) = server.admin("/v1/info").await;
     assert!(info.contains("\"leader\""), "{info}");
+}
+
+/// Puts `count` objects larger than one slice and smaller ones, more than DRAM holds, so that both tiers have some.
+async fn fill(client: &tidepool_client::Client, count: u8) {
+    for n in 0..count {
+        let length = if n % 2 == 0 { 1 << 20 } else { 100_000 };
+        client.put(format!("k/{n}"), vec![n; length].into(), &PutOptions::default()).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_catalog_is_refused_and_rebuilt_from_the_tiers() {
+    let server = TestServer::start().await;
+    let client = server.client();
+    fill(&client, 70).await;
+    client.put("k/1", vec![7; 5000].into(), &PutOptions { upsert: true, ..PutOptions::default() }).await.unwrap();
+    assert_eq!(client.remove("k/2", false).await.unwrap(), RemoveOutcome::Removed);
+    let on_nvme = server.tier("nvme", "objects").await;
+    assert!(on_nvme > 10);
+    let (stopped, data) = server.stop().await;
+
+    std::fs::remove_dir_all(data.join("catalog")).unwrap();
+    let error = stopped.refusal().await;
+    assert_eq!(error.reason(), "CATALOG_LOST");
+    assert!(error.to_string().contains("admin rebuild"), "{error}");
+
+    tidepool_server::folder::DataFolder::open(&data).unwrap().begin_rebuild().unwrap();
+    let server = stopped.start().await;
+    server.reconciled().await;
+    let client = server.client();
+    for n in 0..70 {
+        let found = client.get(format!("k/{n}")).await.unwrap().map(|got| got.value);
+        let expected = match n {
+            1 => Some(vec![7; 5000]),
+            2 => None,
+            n => Some(vec![n; if n % 2 == 0 { 1 << 20 } else { 100_000 }]),
+        };
+        assert!(found.as_deref() == expected.as_deref(), "k/{n}");
+    }
+    let (_, recovery) = server.admin("/v1/recovery").await;
+    assert!(recovery.contains("\"adopted\":69"), "{recovery}");
+    // The rebuilt catalog is one like any other.
+    client.put("new", vec![1; 10].into(), &PutOptions::default()).await.unwrap();
+    let server = server.restart().await;
+    server.reconciled().await;
+    assert!(server.client().get("new").await.unwrap().is_some());
+    assert!(server.client().get("k/69").await.unwrap().is_some());
 }

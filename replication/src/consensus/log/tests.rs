@@ -5,11 +5,21 @@
 use tidepool_metadata::NodeId;
 
 use super::*;
-use crate::consensus::ClusterId;
+use crate::consensus::{ClusterEpoch, ClusterId};
 
 fn open(folder: &Path) -> Result<Log, GroupError> {
     let durability = Durability::Fsync;
-    Log::open(folder, &GroupConfig { folder: folder.into(), cluster: ClusterId(1), node: NodeId(1), durability }, false)
+    Log::open(
+        folder,
+        &GroupConfig {
+            folder: folder.into(),
+            cluster: ClusterId(1),
+            epoch: ClusterEpoch::default(),
+            node: NodeId(1),
+            durability,
+        },
+        false,
+    )
 }
 
 fn entry(index: u64, term: u64) -> Entry {

@@ -131,6 +131,32 @@ async fn another_cluster_or_node_is_refused() {
 }
 
 #[tokio::test]
+async fn a_later_epoch_goes_on_above_all_indices_of_earlier_ones() {
+    let mut last = LogIndex(0);
+    for epoch in 0..3 {
+        let folder = tempfile::tempdir().unwrap();
+        let config = GroupConfig { epoch: ClusterEpoch(epoch), ..config(folder.path()) };
+        for life in 1..=3 {
+            let (group, handle) = Group::open::<Counter>(config.clone(), eager()).unwrap();
+            assert_eq!(add(&handle, "a").await, life, "epoch {epoch}");
+            assert!(handle.applied() > last);
+            last = handle.applied();
+            handle.shutdown().await;
+            drop(group);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_log_of_an_earlier_epoch_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    unflushed(folder.path(), 1).await;
+    let config = GroupConfig { epoch: ClusterEpoch(1), ..config(folder.path()) };
+    let error = Group::open::<Counter>(config, eager()).err().expect("refused");
+    assert!(matches!(error, GroupError::Epoch { found: ClusterEpoch(0), epoch: ClusterEpoch(1), .. }), "{error}");
+}
+
+#[tokio::test]
 async fn an_image_of_another_cluster_is_refused() {
     let [one, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     unflushed(one.path(), 1).await;

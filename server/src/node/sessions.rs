@@ -1,0 +1,90 @@
+//! Sessions of request ids: what makes a mutation safe to send again when its answer was lost.
+//!
+//! The catalog remembers answers by (session, sequence); this names each item of a call, opens sessions, passes
+//! acknowledgements on, and sweeps sessions whose time is over.
+
+use std::time::Duration;
+
+use tidepool_metadata::catalog::{
+    Answer, Command, Outcome, Query, RequestId, RequestRefusal, SessionId, SessionOutcome, Setting,
+};
+use tidepool_replication::{CatalogHandle, Read};
+
+use super::{NodeService, error};
+use crate::error::Error;
+
+/// How often sessions whose time is over are dropped: they live ten minutes.
+const SWEEP_PERIOD: Duration = Duration::from_secs(60);
+
+/// Names the items of one call, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestIds {
+    /// The client's session.
+    pub session: SessionId,
+    /// Sequence of the first item; the others count on.
+    pub first: u64,
+    /// The client has all answers up to here; 0: says nothing.
+    pub acknowledged: u64,
+}
+
+/// One id an item, for ever; none if the call has none.
+pub(super) fn each_item(ids: Option<RequestIds>) -> impl Iterator<Item = Option<RequestId>> {
+    let id =
+        move |offset| ids.map(|ids| RequestId { session: ids.session, sequence: ids.first.saturating_add(offset) });
+    (0..).map(id)
+}
+
+impl NodeService {
+    /// Opens a client's session; answers how long it lives after each use.
+    ///
+    /// # Errors
+    /// `SESSION_EXPIRED` if there was one of that name, `TOO_MANY_SESSIONS`; those of the catalog.
+    pub async fn open_session(&self, session: SessionId) -> Result<Duration, Error> {
+        self.change_session(Command::OpenSession { session }).await?;
+        let (_, answer) = self.catalog().await?.query(Query::Counts, Read::Local).await?;
+        let Answer::Counts(counts) = answer else { return Err(error::unexpected("counts")) };
+        let lifetime = counts.settings.iter().find_map(|setting| match setting {
+            Setting::SessionLifetime(lifetime) => Some(*lifetime),
+            _ => None,
+        });
+        lifetime.ok_or_else(|| error::unexpected("a session's lifetime"))
+    }
+
+    /// Passes on what the client has.
+    pub(super) async fn acknowledge(&self, ids: Option<RequestIds>) -> Result<(), Error> {
+        match ids {
+            Some(RequestIds { session, acknowledged: through, .. }) if through > 0 => {
+                self.change_session(Command::AcknowledgeSession { session, through }).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn change_session(&self, command: Command) -> Result<(), Error> {
+        match self.catalog().await?.propose(command).await? {
+            (_, Outcome::Session(SessionOutcome::Open { .. })) => Ok(()),
+            (_, Outcome::Session(SessionOutcome::Expired)) => Err(error::not_executed(RequestRefusal::SessionExpired)),
+            (_, Outcome::Session(SessionOutcome::TooMany)) => Err(error::too_many_sessions()),
+            _ => Err(error::unexpected("a session")),
+        }
+    }
+}
+
+/// Runs until the catalog stops.
+pub(super) async fn sweep(catalog: CatalogHandle) {
+    let mut period = tokio::time::interval(SWEEP_PERIOD);
+    loop {
+        period.tick().await;
+        let sessions = match catalog.query(Query::Counts, Read::Local).await {
+            Ok((_, Answer::Counts(counts))) => counts.sessions,
+            Err(error) if error.is_final() => return,
+            _ => 0,
+        };
+        if sessions > 0
+            && let Err(error) = catalog.propose(Command::ExpireSessions).await
+            && error.is_final()
+        {
+            return;
+        }
+    }
+}
