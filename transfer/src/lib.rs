@@ -1,70 +1,44 @@
-//! How bytes move between registered memory: the vocabulary of the transfer engine.
+//! How bytes move between registered memory: regions, batches, shared memory and TCP.
 //!
-//! The engine itself is on the roadmap; these words are shared by what will use it. It knows nothing of objects.
+//! An [`Engine`] registers memory, opens regions of peers, and carries batches of reads and writes between the two. It
+//! knows nothing of objects, and decides nothing about where bytes should be. Messages between engines are there for
+//! the control calls of who uses them.
+//!
+//! - Every request of a batch ends exactly once, with success or a [`Failure`]; so does every call, by its deadline.
+//! - Handles are generational: one that is stale is an error. Memory lives until the last transfer on it has ended.
+//! - Every queue, table and message has a bound; what exceeds it is refused.
+//! - Threads block; there is no runtime. A caller that waits drives its connection itself, which is what gives the
+//!   latency of a bare socket. A [`Batch`] is also a future.
+//!
+//! Pure: `wire` (frames), `batch` (what has ended), `slots`, `region` (who may). At the edge: `lend` and `memory` (all
+//! unsafe code), `tcp`, `shm`, `serve`, `control`. The book's page on the engine has the model and the wire format.
 
-/// Names a registered memory region for as long as it is registered; never reused, so a stale one is an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RegionId(pub u64);
+mod batch;
+mod control;
+mod engine;
+mod error;
+mod lend;
+mod memory;
+mod message;
+mod notify;
+mod peer;
+mod pool;
+mod region;
+mod serve;
+mod settings;
+mod shm;
+mod slice;
+mod slots;
+mod stream;
+mod tcp;
+mod transport;
+mod wire;
 
-/// What a peer may do with a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AccessRights {
-    /// Peers may read it.
-    pub remote_read: bool,
-    /// Peers may write it. Store memory never has this: its node pulls.
-    pub remote_write: bool,
-}
-
-/// One end of a transfer: a byte range inside a registered region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slice {
-    /// The region.
-    pub region: RegionId,
-    /// First byte, from the region's start.
-    pub offset: u64,
-    /// Bytes from there.
-    pub length: u64,
-}
-
-/// Why a slice is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SliceError {
-    /// It leaves its region, or its end can't be counted.
-    #[error("slice of {length} bytes at {offset} leaves its region of {region_length} bytes")]
-    OutOfRange {
-        /// First byte.
-        offset: u64,
-        /// Bytes from there.
-        length: u64,
-        /// Length of the region in bytes.
-        region_length: u64,
-    },
-}
-
-impl Slice {
-    /// Checks that the slice lies in a region of `region_length` bytes. A slice of no bytes is legal anywhere inside.
-    ///
-    /// # Errors
-    /// [`SliceError::OutOfRange`].
-    pub fn check(&self, region_length: u64) -> Result<(), SliceError> {
-        let Self { offset, length, .. } = *self;
-        match offset.checked_add(length) {
-            Some(end) if end <= region_length => Ok(()),
-            _ => Err(SliceError::OutOfRange { offset, length, region_length }),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slices_stay_within_their_region() {
-        let slice = |offset, length| Slice { region: RegionId(1), offset, length };
-        assert!(slice(0, 10).check(10).is_ok());
-        assert!(slice(10, 0).check(10).is_ok());
-        assert!(slice(1, 10).check(10).is_err());
-        assert!(slice(u64::MAX, 2).check(10).is_err());
-    }
-}
+pub use batch::{Batch, Outcome};
+pub use engine::{BatchOptions, Engine, RegionTicket, Totals};
+pub use error::{Failure, Kind, SliceError, TransferError};
+pub use memory::{Memory, PeerMapping};
+pub use message::{Handler, Responder};
+pub use settings::Settings;
+pub use slice::{AccessRights, Direction, PeerId, RegionId, RegionKey, RemoteSlice, Request, SegmentId, Slice};
+pub use transport::TransportKind;

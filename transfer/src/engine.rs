@@ -1,0 +1,629 @@
+//! The engine: what a program registers, opens, submits, asks and answers.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::batch::{Batch, BatchState, Group, Outcome, Piece};
+use crate::error::{Failure, TransferError};
+use crate::memory::Memory;
+use crate::message::Handler;
+use crate::notify::Notifications;
+use crate::peer::{Peer, Segment};
+use crate::pool::Pool;
+use crate::region::{RegionUse, Regions};
+use crate::serve::{Context, ServedCounters, Server};
+use crate::settings::Settings;
+use crate::shm::Board;
+use crate::slice::{AccessRights, Direction, PeerId, RegionId, RegionKey, Request, SegmentId, check_range};
+use crate::slots::Slots;
+use crate::stream::{self, ConnectError};
+use crate::transport::{Link, TransportKind};
+use crate::wire::{self, Greeting, Purpose, SegmentInfo, VERSION};
+
+/// After a region's users were stopped, they get this long to let go of it.
+const LET_GO: Duration = Duration::from_secs(1);
+/// Notifications on their way at once.
+const NOTIFIERS: usize = 8;
+
+/// A transfer engine: one for a process is usual, several don't disturb each other. Clones are the same engine.
+///
+/// It ends with its last clone, or with [`Engine::close`].
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+struct Inner {
+    settings: Arc<Settings>,
+    greeting: Greeting,
+    context: Arc<Context>,
+    server: Server,
+    peers: RwLock<Peers>,
+    segments: RwLock<Slots<Arc<Segment>>>,
+    batches: Arc<Mutex<Slots<Weak<BatchState>>>>,
+    copiers: Arc<Pool>,
+    notifiers: Arc<Pool>,
+    closed: AtomicBool,
+}
+
+struct Peers {
+    slots: Slots<Arc<Peer>>,
+    by_address: HashMap<String, PeerId>,
+}
+
+/// What describes a region to a peer. Whoever has it may use the region as far as its rights go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionTicket {
+    /// Its name in the engine that registered it.
+    pub region: RegionId,
+    /// Its key.
+    pub key: RegionKey,
+    /// Its length in bytes.
+    pub length: u64,
+    /// What peers may do.
+    pub rights: AccessRights,
+}
+
+impl From<RegionTicket> for SegmentInfo {
+    fn from(ticket: RegionTicket) -> Self {
+        let RegionTicket { region, key, length, rights } = ticket;
+        Self { region, key, length, rights }
+    }
+}
+
+/// How a batch is carried.
+#[derive(Clone, Debug, Default)]
+pub struct BatchOptions {
+    /// Requests that have not ended at this instant end with [`Failure::DeadlinePassed`]. None: after the settings'
+    /// time.
+    pub deadline: Option<Instant>,
+    /// Carry it this way or not at all. None: the best way that there is.
+    pub transport: Option<TransportKind>,
+    /// Sent to every peer of the batch when all requests have succeeded; the batch ends when it has arrived.
+    pub notification: Option<Vec<u8>>,
+}
+
+/// What an engine holds and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Registered regions.
+    pub regions: usize,
+    /// Bytes of registered regions.
+    pub registered_bytes: u64,
+    /// Open segments.
+    pub segments: usize,
+    /// Batches that have not ended.
+    pub batches: usize,
+    /// Connections that peers hold.
+    pub connections: usize,
+    /// Bytes that peers read over connections.
+    pub served_read_bytes: u64,
+    /// Bytes that peers wrote over connections.
+    pub served_written_bytes: u64,
+    /// Requests of peers that were refused.
+    pub refused_requests: u64,
+}
+
+impl Engine {
+    /// Starts an engine: it listens from here on.
+    ///
+    /// # Errors
+    /// Of the settings, and of the system: an address that is in use, no descriptors.
+    pub fn start(settings: Settings) -> Result<Self, TransferError> {
+        let settings = Arc::new(settings.validate()?);
+        let random = || stream::random().map_err(TransferError::system("draw a random number"));
+        let socket_token = if settings.same_host && !settings.listen.is_empty() { random()? } else { 0 };
+        let greeting = Greeting {
+            instance: random()?,
+            boot_id: stream::boot_id(),
+            socket_token,
+            purpose: Purpose::Control,
+            oldest: VERSION,
+            newest: VERSION,
+            secret: [0; 32],
+        };
+        let context = Arc::new(Context {
+            settings: Arc::clone(&settings),
+            greeting,
+            regions: Arc::new(Regions::new(settings.regions)),
+            notifications: Arc::new(Notifications::new(settings.notifications)),
+            handler: RwLock::new(None),
+            retired: Arc::new(Board::new(settings.regions).map_err(TransferError::system("make the board"))?),
+            served: ServedCounters::default(),
+        });
+        let server = Server::start(Arc::clone(&context))?;
+        let copiers = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self(Arc::new(Inner {
+            greeting,
+            server,
+            peers: RwLock::new(Peers { slots: Slots::new(settings.segments), by_address: HashMap::new() }),
+            segments: RwLock::new(Slots::new(settings.segments)),
+            batches: Arc::new(Mutex::new(Slots::new(settings.batches))),
+            copiers: Arc::new(Pool::new("tidepool-copy", copiers.min(8))),
+            notifiers: Arc::new(Pool::new("tidepool-notify", NOTIFIERS)),
+            closed: AtomicBool::new(false),
+            settings,
+            context,
+        })))
+    }
+
+    /// Where it listens, in the order of the settings.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        self.0.server.addresses()
+    }
+
+    /// Registers memory: requests may name it, and peers may use it as far as the rights go, if they know the key; those
+    /// that know `name` are told the key. The same memory may be registered several times.
+    ///
+    /// # Errors
+    /// `Length` (no bytes, or a name of none or more than 255), `NameTaken`, `Full`.
+    pub fn register(
+        &self,
+        memory: &Memory,
+        rights: AccessRights,
+        name: Option<&str>,
+    ) -> Result<RegionTicket, TransferError> {
+        self.0.check_open()?;
+        let within = |what, length: u64, maximum| match length {
+            length if (1..=maximum).contains(&length) => Ok(()),
+            length => Err(TransferError::Length { what, length, minimum: 1, maximum }),
+        };
+        within("region", memory.len(), isize::MAX as u64)?;
+        name.map_or(Ok(()), |name| within("name", name.len() as u64, wire::NAME_MAX as u64))?;
+        let region = self.0.context.regions.register(memory.clone(), rights, name)?;
+        if rights != AccessRights::LOCAL {
+            self.0.context.retired.publish(region.id);
+        }
+        Ok(RegionTicket { region: region.id, key: region.key, length: region.memory.len(), rights })
+    }
+
+    /// Withdraws a region. Its id and key are stale at once; then what uses it is waited for until `deadline`, and
+    /// stopped after it: own batches end with [`Failure::Cancelled`], peers lose the connection that uses it.
+    ///
+    /// Its memory is freed by whoever uses it last, in this process or, if it is shared, in any.
+    ///
+    /// # Errors
+    /// `UnknownRegion`; `StillInUse` if something had not let go a second after it was stopped.
+    pub fn unregister(&self, region: RegionId, deadline: Instant) -> Result<(), TransferError> {
+        // First the board: copies of peers that end from here on fail.
+        self.0.context.retired.retire(region);
+        let withdrawn = self.0.context.regions.withdraw(region)?;
+        if withdrawn.wait_until_unused(deadline) {
+            return Ok(());
+        }
+        self.0.server.end_users_of(region);
+        for batch in self.0.running_batches() {
+            if batch.regions.iter().any(|used| used.id == region) {
+                batch.stop(Failure::Cancelled);
+            }
+        }
+        let until = Instant::now() + LET_GO;
+        if withdrawn.wait_until_unused(until) { Ok(()) } else { Err(TransferError::StillInUse(region)) }
+    }
+
+    /// Connects to the engine at `host:port`, and finds out whether it is on this host. A peer that is not up yet is asked
+    /// again until the deadline. Another call for the same running peer gives the same id.
+    ///
+    /// # Errors
+    /// `Address`, `Peer`, `Full`.
+    pub fn connect(&self, address: &str, deadline: Instant) -> Result<PeerId, TransferError> {
+        self.0.check_open()?;
+        let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+        if port.is_none_or(|port| port == 0) {
+            return Err(TransferError::Address { address: address.to_owned() });
+        }
+        let connected = Peer::connect(address, &self.0.settings, self.0.greeting, &self.0.copiers, deadline);
+        let peer = connected.map_err(|error| peer_error(address, error))?;
+        let mut peers = self.0.peers.write();
+        if let Some(id) = peers.by_address.get(address).copied()
+            && let Some(known) = peers.slots.get(id.0)
+            && known.greeting.instance == peer.greeting.instance
+        {
+            drop(peers);
+            peer.close();
+            return Ok(id);
+        }
+        let limit = self.0.settings.segments;
+        let id = peers.slots.insert_with(|_| Arc::new(peer)).ok_or(TransferError::Full { what: "peers", limit })?;
+        // One that was there before keeps its id and its end: its segments say that it restarted.
+        peers.by_address.insert(address.to_owned(), PeerId(id));
+        Ok(PeerId(id))
+    }
+
+    /// Forgets a peer: what is on its way there ends with [`Failure::Closed`], its id is stale.
+    ///
+    /// # Errors
+    /// `UnknownPeer`.
+    pub fn disconnect(&self, peer: PeerId) -> Result<(), TransferError> {
+        let mut peers = self.0.peers.write();
+        let gone = peers.slots.remove(peer.0).ok_or(TransferError::UnknownPeer(peer))?;
+        if peers.by_address.get(&gone.address) == Some(&peer) {
+            peers.by_address.remove(&gone.address);
+        }
+        drop(peers);
+        gone.close();
+        Ok(())
+    }
+
+    /// Opens the region that a peer registered under `name`.
+    ///
+    /// # Errors
+    /// `UnknownPeer`, `Peer` (with [`Failure::NoRegion`] if there is no such name), `Full`.
+    pub fn open(&self, peer: PeerId, name: &str, deadline: Instant) -> Result<SegmentId, TransferError> {
+        let peer = self.0.peer(peer)?;
+        let opened = peer.open(name, deadline).map_err(|error| peer_error(&peer.address, error))?;
+        self.0.insert_segment(opened)
+    }
+
+    /// Opens a region of a peer whose ticket came another way.
+    ///
+    /// # Errors
+    /// `UnknownPeer`, `Full`. Whether the ticket is good is seen by the first request.
+    pub fn open_ticket(
+        &self,
+        peer: PeerId,
+        ticket: RegionTicket,
+        deadline: Instant,
+    ) -> Result<SegmentId, TransferError> {
+        let peer = self.0.peer(peer)?;
+        self.0.insert_segment(peer.segment(ticket.into(), deadline))
+    }
+
+    /// Closes a segment: its id is stale. Batches on their way go on.
+    ///
+    /// # Errors
+    /// `UnknownSegment`.
+    pub fn close_segment(&self, segment: SegmentId) -> Result<(), TransferError> {
+        let closed = self.0.segments.write().remove(segment.0);
+        closed.map(drop).ok_or(TransferError::UnknownSegment(segment))
+    }
+
+    /// Length of an open segment in bytes, and the way that reads of it take now.
+    ///
+    /// # Errors
+    /// `UnknownSegment`.
+    pub fn segment(&self, segment: SegmentId) -> Result<(u64, Option<TransportKind>), TransferError> {
+        let segments = self.0.segments.read();
+        let open = segments.get(segment.0).ok_or(TransferError::UnknownSegment(segment))?;
+        let kind = open.peer.link(open, Direction::Read, None).map(|link| link.kind());
+        Ok((open.info.length, kind))
+    }
+
+    /// Submits a batch; it is on its way when this returns. Nothing is, if this fails.
+    ///
+    /// # Errors
+    /// `UnknownRegion`, `UnknownSegment`, `Slice`, `NoRight`, `Full`, `Length`, `Closed`.
+    pub fn submit(&self, requests: &[Request], options: BatchOptions) -> Result<Batch, TransferError> {
+        let Prepared { batch, posts } = self.0.prepare(requests, options)?;
+        for (link, groups) in posts {
+            link.post(groups);
+        }
+        Ok(batch)
+    }
+
+    /// Submits a batch and waits for its end; the calling thread carries it as far as it can, which saves the hand-over
+    /// to another.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn transfer(&self, requests: &[Request], options: BatchOptions) -> Result<Outcome, TransferError> {
+        let Prepared { batch, mut posts } = self.0.prepare(requests, options)?;
+        let own = posts.pop();
+        for (link, groups) in posts {
+            link.post(groups);
+        }
+        if let Some((link, groups)) = own {
+            link.carry(groups, &batch.state);
+        }
+        Ok(batch.wait())
+    }
+
+    /// Asks a peer whether it is there.
+    ///
+    /// # Errors
+    /// `UnknownPeer`; `Peer` with the reason.
+    pub fn probe(&self, peer: PeerId, deadline: Instant) -> Result<(), TransferError> {
+        let peer = self.0.peer(peer)?;
+        let probed = peer.probe(deadline);
+        probed.map_err(|failure| peer_error(&peer.address, failure.into()))
+    }
+
+    /// The oldest notification that a peer sent, waiting for one until `until`.
+    #[must_use]
+    pub fn take_notification(&self, until: Instant) -> Option<Vec<u8>> {
+        self.0.context.notifications.take(until)
+    }
+
+    /// From here on, peers' messages are answered by `handler`.
+    pub fn set_handler(&self, handler: Arc<dyn Handler>) {
+        *self.0.context.handler.write() = Some(handler);
+    }
+
+    /// Sends a message and waits for the reply; the calling thread drives the socket.
+    ///
+    /// # Errors
+    /// `UnknownPeer`, `Length`, `NoAnswer` (the peer has no handler, or that gave up), `Peer`.
+    pub fn call(&self, peer: PeerId, request: &[u8], deadline: Instant) -> Result<Vec<u8>, TransferError> {
+        self.call_all(peer, &[request], deadline)?.pop().unwrap_or(Err(TransferError::NoAnswer("no reply")))
+    }
+
+    /// Sends several messages at once and waits for all replies, which come in the order of the requests. Each fails or
+    /// succeeds by itself.
+    ///
+    /// # Errors
+    /// As [`Engine::call`], for all: none was sent. `Peer` with [`Failure::Overloaded`] if there are more than the
+    /// settings' bound of unanswered messages.
+    pub fn call_all(
+        &self,
+        peer: PeerId,
+        requests: &[&[u8]],
+        deadline: Instant,
+    ) -> Result<Vec<Result<Vec<u8>, TransferError>>, TransferError> {
+        self.0.check_open()?;
+        let maximum = self.0.settings.message_bytes as u64;
+        if let Some(long) = requests.iter().find(|request| request.len() as u64 > maximum) {
+            return Err(TransferError::Length { what: "message", length: long.len() as u64, minimum: 0, maximum });
+        }
+        let peer = self.0.peer(peer)?;
+        let started = peer.control.start(wire::Kind::Message, requests, deadline);
+        let started = started.map_err(|error| peer_error(&peer.address, error))?;
+        let reply = |pending: crate::control::Pending| {
+            pending.wait(deadline).map_err(|failure| match failure {
+                Failure::Cancelled => TransferError::NoAnswer("its handler gave the request up"),
+                failure => peer_error(&peer.address, failure.into()),
+            })
+        };
+        Ok(started.into_iter().map(reply).collect())
+    }
+
+    /// What it holds and has done.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let (regions, registered_bytes) = self.0.context.regions.totals();
+        let served = &self.0.context.served;
+        Totals {
+            regions,
+            registered_bytes,
+            segments: self.0.segments.read().len(),
+            batches: self.0.batches.lock().len(),
+            connections: self.0.server.connections(),
+            served_read_bytes: served.read_bytes.load(Ordering::Relaxed),
+            served_written_bytes: served.written_bytes.load(Ordering::Relaxed),
+            refused_requests: served.refused_requests.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends it for all clones: stops listening, ends connections and batches ([`Failure::Closed`]), withdraws regions.
+    pub fn close(&self) {
+        self.0.close();
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("addresses", &self.addresses()).finish_non_exhaustive()
+    }
+}
+
+/// A batch and who takes which part of it.
+struct Prepared {
+    batch: Batch,
+    posts: Vec<(Arc<dyn Link>, Vec<Group>)>,
+}
+
+impl Inner {
+    fn check_open(&self) -> Result<(), TransferError> {
+        if self.closed.load(Ordering::Acquire) { Err(TransferError::Closed) } else { Ok(()) }
+    }
+
+    fn peer(&self, peer: PeerId) -> Result<Arc<Peer>, TransferError> {
+        self.check_open()?;
+        self.peers.read().slots.get(peer.0).map(Arc::clone).ok_or(TransferError::UnknownPeer(peer))
+    }
+
+    fn insert_segment(&self, segment: Segment) -> Result<SegmentId, TransferError> {
+        let limit = self.settings.segments;
+        let id = self.segments.write().insert_with(|_| Arc::new(segment));
+        id.map(SegmentId).ok_or(TransferError::Full { what: "segments", limit })
+    }
+
+    fn running_batches(&self) -> Vec<Arc<BatchState>> {
+        self.batches.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Checks everything that can be checked here, and cuts the requests into groups for their links.
+    fn prepare(&self, requests: &[Request], options: BatchOptions) -> Result<Prepared, TransferError> {
+        self.check_open()?;
+        let limit = self.settings.batch_requests;
+        if requests.len() > limit {
+            return Err(TransferError::Full { what: "requests of a batch", limit });
+        }
+        let notification = options.notification;
+        let maximum = self.settings.message_bytes as u64;
+        if let Some(length) = notification.as_ref().map(|bytes| bytes.len() as u64).filter(|length| *length > maximum) {
+            return Err(TransferError::Length { what: "notification", length, minimum: 0, maximum });
+        }
+        let mut plan = Plan { engine: self, uses: Vec::new(), segments: Vec::new(), ways: Vec::new() };
+        for (index, request) in requests.iter().enumerate() {
+            plan.add(index, request, options.transport)?;
+        }
+        let Plan { uses, segments, ways, .. } = plan;
+        let mut pieces = Vec::with_capacity(ways.iter().map(|way| way.pieces.len()).sum());
+        let runs: Vec<_> = ways
+            .into_iter()
+            .map(|way| {
+                let start = pieces.len();
+                pieces.extend(way.pieces);
+                (way.link, start..pieces.len())
+            })
+            .collect();
+        let deadline = options.deadline.unwrap_or_else(|| Instant::now() + self.settings.deadline);
+        let peers = if notification.is_some() { distinct_peers(&segments) } else { Vec::new() };
+        let state = Arc::new(BatchState::new(requests.len(), pieces, uses, segments, deadline));
+        let batch = Batch { notification: Arc::default(), state };
+        self.enter(&batch.state)?;
+        if let Some(notification) = notification {
+            self.notify_at_the_end(&batch, peers, notification);
+        }
+        let mut posts: Vec<(Arc<dyn Link>, Vec<Group>)> = Vec::with_capacity(runs.len());
+        for (link, run) in runs {
+            let limits = link.limits();
+            let groups = Group::cut(&batch.state, run, limits.group_pieces, limits.group_bytes);
+            match posts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &link)) {
+                Some((_, others)) => others.extend(groups),
+                None => posts.push((link, groups)),
+            }
+        }
+        Ok(Prepared { batch, posts })
+    }
+
+    /// Counts a batch in, until it ends.
+    fn enter(&self, state: &Arc<BatchState>) -> Result<(), TransferError> {
+        if state.has_ended() {
+            return Ok(());
+        }
+        let slot = self.batches.lock().insert_with(|_| Arc::downgrade(state));
+        let slot = slot.ok_or(TransferError::Full { what: "batches", limit: self.settings.batches })?;
+        let batches = Arc::clone(&self.batches);
+        state.set_on_end(Box::new(move |_| drop(batches.lock().remove(slot))));
+        Ok(())
+    }
+
+    fn notify_at_the_end(&self, batch: &Batch, peers: Vec<Arc<Peer>>, notification: Vec<u8>) {
+        let (notifiers, result) = (Arc::clone(&self.notifiers), Arc::clone(&batch.notification));
+        let state = Arc::downgrade(&batch.state);
+        batch.state.set_on_transferred(Box::new(move || {
+            let Some(state) = state.upgrade() else { return };
+            if !state.succeeded() {
+                *result.lock() = Some(Err(Failure::Cancelled));
+                return state.finish_notification();
+            }
+            notifiers.run(move || {
+                let sent = peers.iter().try_for_each(|peer| {
+                    let sent = peer.control.call(wire::Kind::Notify, &notification, state.deadline);
+                    sent.map(drop).map_err(|error| error.failure)
+                });
+                *result.lock() = Some(sent);
+                state.finish_notification();
+            });
+        }));
+    }
+
+    fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.server.stop();
+        for batch in self.running_batches() {
+            batch.stop(Failure::Closed);
+        }
+        for peer in self.peers.read().slots.values() {
+            peer.close();
+        }
+        for region in self.context.regions.withdraw_all() {
+            self.context.retired.retire(region.id);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A batch in the making.
+struct Plan<'a> {
+    engine: &'a Inner,
+    uses: Vec<RegionUse>,
+    segments: Vec<Arc<Segment>>,
+    ways: Vec<Way>,
+}
+
+/// What goes over one link.
+struct Way {
+    link: Arc<dyn Link>,
+    piece_bytes: u64,
+    direction: Direction,
+    segment: usize,
+    id: SegmentId,
+    pieces: Vec<Piece>,
+}
+
+impl Plan<'_> {
+    fn add(&mut self, index: usize, request: &Request, kind: Option<TransportKind>) -> Result<(), TransferError> {
+        let of_slice = |source| TransferError::Slice { request: index, source };
+        let no_right = Err(TransferError::NoRight { request: index });
+        let region = self.region(request.local.region)?;
+        let memory = &self.uses[region].region().memory;
+        request.local.check(memory.len()).map_err(of_slice)?;
+        let is_read = request.direction == Direction::Read;
+        if is_read && !memory.is_writable() {
+            return no_right;
+        }
+        let way = self.way(request, kind)?;
+        let Some(way) = way else { return no_right };
+        let way = &mut self.ways[way];
+        let info = &self.segments[way.segment].info;
+        check_range(request.remote.offset, request.local.length, info.length).map_err(of_slice)?;
+        if !(if is_read { info.rights.remote_read } else { info.rights.remote_write }) {
+            return no_right;
+        }
+        let whole = Piece {
+            direction: request.direction,
+            request: index as u32,
+            region: region as u32,
+            segment: way.segment as u32,
+            local_offset: request.local.offset,
+            remote_offset: request.remote.offset,
+            length: request.local.length,
+        };
+        way.pieces.extend(whole.cut(way.piece_bytes));
+        Ok(())
+    }
+
+    /// Place of a region's use; neighbours in a batch mostly share one.
+    fn region(&mut self, id: RegionId) -> Result<usize, TransferError> {
+        if let Some(place) = self.uses.iter().rposition(|used| used.region().id == id) {
+            return Ok(place);
+        }
+        let unknown = || TransferError::UnknownRegion(id);
+        let region = self.engine.context.regions.get(id).ok_or_else(unknown)?;
+        self.uses.push(RegionUse::begin(&region).ok_or_else(unknown)?);
+        Ok(self.uses.len() - 1)
+    }
+
+    /// Place of the way that a request takes, if there is one.
+    fn way(&mut self, request: &Request, kind: Option<TransportKind>) -> Result<Option<usize>, TransferError> {
+        let (id, direction) = (request.remote.segment, request.direction);
+        if let Some(place) = self.ways.iter().rposition(|way| way.id == id && way.direction == direction) {
+            return Ok(Some(place));
+        }
+        let segment = self.engine.segments.read().get(id.0).map(Arc::clone);
+        let segment = segment.ok_or(TransferError::UnknownSegment(id))?;
+        let Some(link) = segment.peer.link(&segment, direction, kind).map(Arc::clone) else { return Ok(None) };
+        let piece_bytes = link.limits().piece_bytes;
+        self.segments.push(segment);
+        let segment = self.segments.len() - 1;
+        self.ways.push(Way { link, piece_bytes, direction, segment, id, pieces: Vec::new() });
+        Ok(Some(self.ways.len() - 1))
+    }
+}
+
+fn distinct_peers(segments: &[Arc<Segment>]) -> Vec<Arc<Peer>> {
+    let mut peers: Vec<Arc<Peer>> = Vec::new();
+    for segment in segments {
+        if !peers.iter().any(|peer| Arc::ptr_eq(peer, &segment.peer)) {
+            peers.push(Arc::clone(&segment.peer));
+        }
+    }
+    peers
+}
+
+fn peer_error(address: &str, error: ConnectError) -> TransferError {
+    TransferError::Peer { address: address.to_owned(), failure: error.failure, source: error.source }
+}

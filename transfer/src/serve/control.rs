@@ -1,0 +1,221 @@
+//! Serves everything but data: segments by name, descriptors of shared memory, messages, notifications, probes.
+//!
+//! Frames are read into a buffer and answered in one send for as many as had arrived.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
+
+use parking_lot::Mutex;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::{Connection, Context};
+use crate::error::Failure;
+use crate::message::Responder;
+use crate::region::Region;
+use crate::slice::{AccessRights, Direction, RegionId, RegionKey};
+use crate::stream::Stream;
+use crate::wire::{self, HEADER_BYTES, Header, ITEM_BYTES, Kind, SegmentInfo, WireError};
+
+/// Bytes read at once: many small messages.
+const READ_BYTES: usize = 64 << 10;
+/// Answers that wait for the end of a run of requests; more are sent before.
+const ANSWER_BYTES: usize = 256 << 10;
+
+/// The answering side of a control connection. Shared by the thread that serves it and by those that answer later.
+pub(crate) struct Replies {
+    connection: Arc<Connection>,
+    out: Mutex<Vec<u8>>,
+    serving: ThreadId,
+    unanswered: AtomicUsize,
+}
+
+impl Replies {
+    /// Answers message `id`.
+    pub(crate) fn answer(&self, id: u64, reply: Result<&[u8], Failure>) {
+        self.unanswered.fetch_sub(1, Ordering::AcqRel);
+        let (status, body) = match reply {
+            Ok(body) if body.len() <= wire::MESSAGE_MAX => (0, body),
+            Ok(_) => (Failure::OutOfRange as u32, &[][..]),
+            Err(failure) => (failure as u32, &[][..]),
+        };
+        let header = Header { status, length: body.len() as u64, ..Header::new(Kind::Reply, id) };
+        self.push(&header, body);
+        if std::thread::current().id() != self.serving {
+            self.flush();
+        }
+    }
+
+    fn push(&self, header: &Header, body: &[u8]) {
+        let mut out = self.out.lock();
+        header.encode(&mut out);
+        out.extend_from_slice(body);
+        if out.len() >= ANSWER_BYTES {
+            self.send(&mut out);
+        }
+    }
+
+    fn flush(&self) {
+        let mut out = self.out.lock();
+        if !out.is_empty() {
+            self.send(&mut out);
+        }
+    }
+
+    fn send(&self, out: &mut Vec<u8>) {
+        if (&mut &self.connection.stream).write_all(out).is_err() {
+            self.connection.stream.shutdown();
+        }
+        out.clear();
+    }
+}
+
+pub(super) fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Result<(), Failure> {
+    let replies = Arc::new(Replies {
+        connection: Arc::clone(connection),
+        out: Mutex::default(),
+        serving: std::thread::current().id(),
+        unanswered: AtomicUsize::new(0),
+    });
+    let mut buffer = vec![0; READ_BYTES];
+    let (mut start, mut end) = (0, 0);
+    loop {
+        let received = &buffer[start..end];
+        let header = if received.len() < HEADER_BYTES {
+            None
+        } else {
+            Some(Header::decode(received).map_err(WireError::failure)?)
+        };
+        let needed = HEADER_BYTES + header.map_or(0, |header| header.length as usize);
+        if let Some(header) = header
+            && received.len() >= needed
+        {
+            handle(context, &replies, &header, &received[HEADER_BYTES..needed])?;
+            start += needed;
+            continue;
+        }
+        replies.flush();
+        buffer.copy_within(start..end, 0);
+        (start, end) = (0, end - start);
+        if buffer.len() < needed {
+            buffer.resize(needed, 0);
+        } else if end == 0 && buffer.len() > READ_BYTES {
+            buffer.truncate(READ_BYTES);
+            buffer.shrink_to_fit();
+        }
+        match (&mut &connection.stream).read(&mut buffer[end..]) {
+            Ok(0) => return if end == 0 { Ok(()) } else { Err(Failure::ConnectionLost) },
+            Ok(count) => end += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && end == 0 => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(Failure::Silent),
+            Err(_) => return Err(Failure::ConnectionLost),
+        }
+    }
+}
+
+fn handle(context: &Arc<Context>, replies: &Arc<Replies>, header: &Header, body: &[u8]) -> Result<(), Failure> {
+    let id = header.id;
+    match header.kind {
+        Kind::Ping => replies.push(&Header::new(Kind::Pong, id), &[]),
+        Kind::Message => message(context, replies, id, body),
+        Kind::Notify => {
+            let status = context.notifications.push(body).err().map_or(0, |failure| failure as u32);
+            replies.push(&Header { status, ..Header::new(Kind::Noted, id) }, &[]);
+        }
+        Kind::Open => {
+            let region = std::str::from_utf8(body).ok().and_then(|name| context.regions.by_name(name));
+            match region {
+                Some(region) => push_segment(replies, Kind::Segment, id, &info(&region)),
+                None => push_failure(replies, Kind::Segment, id, Failure::NoRegion),
+            }
+        }
+        Kind::Map => match map(context, replies, id, body) {
+            Ok(()) => {}
+            Err(failure) => push_failure(replies, Kind::Mapped, id, failure),
+        },
+        _ => return Err(Failure::Protocol),
+    }
+    Ok(())
+}
+
+fn message(context: &Arc<Context>, replies: &Arc<Replies>, id: u64, body: &[u8]) {
+    let before = replies.unanswered.fetch_add(1, Ordering::AcqRel);
+    if before >= context.settings.messages {
+        return replies.answer(id, Err(Failure::Overloaded));
+    }
+    let handler = context.handler.read().as_ref().map(Arc::clone);
+    // Without a handler the responder is dropped: no answer.
+    let responder = Responder::new(Arc::clone(replies), id);
+    if let Some(handler) = handler {
+        handler.handle(body, responder);
+    }
+}
+
+fn info(region: &Region) -> SegmentInfo {
+    SegmentInfo { region: region.id, key: region.key, length: region.memory.len(), rights: region.rights }
+}
+
+fn push_segment(replies: &Replies, kind: Kind, id: u64, info: &SegmentInfo) {
+    let mut body = Vec::with_capacity(wire::SEGMENT_BYTES);
+    info.encode(&mut body);
+    replies.push(&Header { length: body.len() as u64, ..Header::new(kind, id) }, &body);
+}
+
+fn push_failure(replies: &Replies, kind: Kind, id: u64, failure: Failure) {
+    replies.push(&Header { status: failure as u32, ..Header::new(kind, id) }, &[]);
+}
+
+/// Passes the descriptor of a region that the peer may read; opened read-only unless the peer may write. Region 0 is the
+/// board of registered regions.
+fn map(context: &Context, replies: &Replies, id: u64, body: &[u8]) -> Result<(), Failure> {
+    if !matches!(replies.connection.stream, Stream::Unix(_)) {
+        return Err(Failure::NoRight);
+    }
+    let item: &[u8; ITEM_BYTES] = body.try_into().map_err(|_| Failure::Protocol)?;
+    let access = wire::decode_item(item, Direction::Read);
+    if access.region == RegionId(0) {
+        let memory = context.retired.memory();
+        let info =
+            SegmentInfo { region: RegionId(0), key: RegionKey(0), length: memory.len(), rights: AccessRights::READ };
+        return pass(replies, id, &info, memory.file().ok_or(Failure::NoRegion)?);
+    }
+    let used = context.regions.admit(&access)?;
+    let region = used.region();
+    let file = region.memory.file().ok_or(Failure::NoRegion)?;
+    pass(replies, id, &info(region), file)
+}
+
+fn pass(replies: &Replies, id: u64, info: &SegmentInfo, file: BorrowedFd<'_>) -> Result<(), Failure> {
+    let opened = if info.rights.remote_write { None } else { Some(read_only(file).map_err(|_| Failure::System)?) };
+    let descriptors = [opened.as_ref().map_or(file, |opened| opened.as_fd())];
+    let mut frame = Vec::with_capacity(HEADER_BYTES + wire::SEGMENT_BYTES);
+    Header { length: wire::SEGMENT_BYTES as u64, ..Header::new(Kind::Mapped, id) }.encode(&mut frame);
+    info.encode(&mut frame);
+    // In order with the other answers, and in one piece: the peer takes the descriptor with the first byte.
+    let mut out = replies.out.lock();
+    if !out.is_empty() {
+        replies.send(&mut out);
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let slices = [IoSlice::new(&frame)];
+    let sent = rustix::net::sendmsg(&replies.connection.stream, &slices, &mut ancillary, SendFlags::NOSIGNAL);
+    match sent {
+        Ok(count) if count == frame.len() => Ok(()),
+        _ => {
+            replies.connection.stream.shutdown();
+            Ok(())
+        }
+    }
+}
+
+/// Another descriptor of the same memory that can't write.
+fn read_only(file: BorrowedFd<'_>) -> io::Result<std::fs::File> {
+    use std::os::fd::AsRawFd;
+    std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}

@@ -1,0 +1,105 @@
+//! What an engine can be told.
+
+use std::time::Duration;
+
+use crate::error::TransferError;
+
+/// Settings of an engine. Every bound is a bound: what does not fit is refused, not queued elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Addresses to listen on, `host:port`; port 0 picks one. None: peers can't reach this engine. Default: none.
+    pub listen: Vec<String>,
+    /// Proof that peers must bring, and that this engine brings: 32 bytes, for example a SHA-256 of the cluster's
+    /// secret. It crosses the network as it is. Default: none.
+    pub secret: Option<[u8; 32]>,
+    /// Whether peers on this host are reached by shared memory and unix sockets. Default: true.
+    pub same_host: bool,
+    /// Data connections to a peer, 1 to 64. Default 4. More serve more threads at once.
+    pub lanes: usize,
+    /// Receive and send buffers of data connections in bytes, if the system allows that many (`net.core.rmem_max`);
+    /// else the system's own tuning stays. 0: always the system's. Default 4 MiB.
+    pub socket_buffer_bytes: usize,
+    /// Large requests are cut into pieces of this many bytes, 4 KiB to 64 MiB. Default 1 MiB.
+    pub piece_bytes: u64,
+    /// Bytes on their way on one lane before answers are awaited, from one piece up. Default 4 MiB.
+    pub window_bytes: u64,
+    /// Most requests in a batch. Default 65,536.
+    pub batch_requests: usize,
+    /// Most batches that have not ended. Default 16,384.
+    pub batches: usize,
+    /// Most registered regions. Default 65,536.
+    pub regions: usize,
+    /// Most peers, and most open segments of all together. Default 65,536.
+    pub segments: usize,
+    /// Most connections that peers may hold to this engine. Default 1,024.
+    pub connections: usize,
+    /// Most messages to one peer without an answer. Default 1,024.
+    pub messages: usize,
+    /// Most bytes of a message, at most 16 MiB. Default 4 MiB.
+    pub message_bytes: usize,
+    /// Most notifications that nobody took yet; further ones are refused to their senders. Default 4,096.
+    pub notifications: usize,
+    /// A batch without a deadline of its own has this one. Default 30 s.
+    pub deadline: Duration,
+    /// For a connection to a peer, greetings included. Default 2 s.
+    pub connect_timeout: Duration,
+    /// A peer that owes something and moves no byte for this long is given up. Default 5 s.
+    pub silence_timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            secret: None,
+            same_host: true,
+            lanes: 4,
+            socket_buffer_bytes: 4 << 20,
+            piece_bytes: 1 << 20,
+            window_bytes: 4 << 20,
+            batch_requests: 65_536,
+            batches: 16_384,
+            regions: 65_536,
+            segments: 65_536,
+            connections: 1_024,
+            messages: 1_024,
+            message_bytes: 4 << 20,
+            notifications: 4_096,
+            deadline: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(2),
+            silence_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Settings {
+    /// Refuses what can't work.
+    pub(crate) fn validate(self) -> Result<Self, TransferError> {
+        let within = |what, value: u64, minimum: u64, maximum: u64| {
+            if (minimum..=maximum).contains(&value) {
+                Ok(())
+            } else {
+                Err(TransferError::Length { what, length: value, minimum, maximum })
+            }
+        };
+        within("lanes", self.lanes as u64, 1, 64)?;
+        within("piece_bytes", self.piece_bytes, 4096, 64 << 20)?;
+        within("window_bytes", self.window_bytes, self.piece_bytes, 1 << 30)?;
+        within("batch_requests", self.batch_requests as u64, 1, 1 << 24)?;
+        within("message_bytes", self.message_bytes as u64, 1, crate::wire::MESSAGE_MAX as u64)?;
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_out_of_bounds_are_refused() {
+        assert!(Settings::default().validate().is_ok());
+        assert!(Settings { lanes: 0, ..Settings::default() }.validate().is_err());
+        assert!(Settings { window_bytes: 1 << 19, ..Settings::default() }.validate().is_err());
+        assert!(Settings { message_bytes: (16 << 20) + 1, ..Settings::default() }.validate().is_err());
+    }
+}

@@ -1,0 +1,103 @@
+//! A peer on this host as a link: copies, by the thread that waits or by a few others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::discover::Neighbour;
+use crate::batch::{BatchState, Group, Piece};
+use crate::error::Failure;
+use crate::memory::Memory;
+use crate::peer::Segment;
+use crate::pool::Pool;
+use crate::slice::Direction;
+use crate::transport::{Limits, Link, TransportKind};
+
+/// A stop is looked for between pieces: at 10 GB/s every 0.4 ms.
+const PIECE_BYTES: u64 = 4 << 20;
+/// Submitted batches up to this many bytes are copied by who submits them: a hand-over costs as much.
+const INLINE_BYTES: u64 = 64 << 10;
+
+/// See the module.
+pub(crate) struct ShmLink {
+    neighbour: Arc<Neighbour>,
+    copiers: Arc<Pool>,
+    closed: Arc<AtomicBool>,
+}
+
+impl ShmLink {
+    pub(crate) fn new(neighbour: Arc<Neighbour>, copiers: Arc<Pool>) -> Self {
+        Self { neighbour, copiers, closed: Arc::default() }
+    }
+}
+
+impl Link for ShmLink {
+    fn kind(&self) -> TransportKind {
+        TransportKind::SharedMemory
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { piece_bytes: PIECE_BYTES, group_pieces: 1024, group_bytes: 2 * PIECE_BYTES }
+    }
+
+    fn reaches(&self, segment: &Segment, direction: Direction) -> bool {
+        let Some(mapping) = &segment.mapping else { return false };
+        (direction == Direction::Read || mapping.is_writable()) && self.neighbour.lives(Instant::now())
+    }
+
+    fn post(&self, groups: Vec<Group>) {
+        if groups.iter().map(|group| group.bytes).sum::<u64>() <= INLINE_BYTES {
+            return groups.into_iter().for_each(|group| copy(&self.neighbour, &self.closed, group));
+        }
+        for group in groups {
+            let (neighbour, closed) = (Arc::clone(&self.neighbour), Arc::clone(&self.closed));
+            self.copiers.run(move || copy(&neighbour, &closed, group));
+        }
+    }
+
+    fn carry(&self, groups: Vec<Group>, _: &BatchState) {
+        groups.into_iter().for_each(|group| copy(&self.neighbour, &self.closed, group));
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+}
+
+fn copy(neighbour: &Neighbour, closed: &AtomicBool, group: Group) {
+    let now = Instant::now();
+    let mut stop = if closed.load(Ordering::Acquire) { Some(Failure::Closed) } else { group.batch.stop_reason(now) };
+    if stop.is_none() && !neighbour.lives(now) {
+        stop = Some(Failure::ConnectionLost);
+    }
+    let mut since = 0;
+    for piece in group.pieces() {
+        if since >= PIECE_BYTES {
+            since = 0;
+            stop = stop.or_else(|| group.batch.stop_reason(Instant::now()));
+        }
+        since += piece.length;
+        let result = match stop {
+            Some(reason) => Err(reason),
+            None => copy_piece(neighbour, &group.batch, piece),
+        };
+        group.batch.finish(piece, result);
+    }
+}
+
+fn copy_piece(neighbour: &Neighbour, batch: &BatchState, piece: &Piece) -> Result<(), Failure> {
+    let segment = &batch.segments[piece.segment as usize];
+    let Some(there) = &segment.mapping else { return Err(Failure::System) };
+    let here = &batch.regions[piece.region as usize].memory;
+    if !neighbour.has(segment.info.region) {
+        return Err(Failure::NoRegion);
+    }
+    let copied = match piece.direction {
+        Direction::Read => Memory::copy((there, piece.remote_offset), (here, piece.local_offset), piece.length),
+        Direction::Write => Memory::copy((here, piece.local_offset), (there, piece.remote_offset), piece.length),
+    };
+    copied.map_err(|_| Failure::OutOfRange)?;
+    // The copy before the look: what was copied from a region that is gone by now may be anything.
+    std::sync::atomic::fence(Ordering::SeqCst);
+    if neighbour.has(segment.info.region) { Ok(()) } else { Err(Failure::NoRegion) }
+}

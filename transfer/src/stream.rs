@@ -1,0 +1,232 @@
+//! Connections: TCP or unix sockets, their options, and the greeting with which each begins.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+
+use crate::error::Failure;
+use crate::settings::Settings;
+use crate::wire::{GREETING_BYTES, Greeting, HEADER_BYTES, Header, Kind};
+
+/// A driver that waits in a receipt looks around at least this often: for deadlines, cancellations, silence.
+pub(crate) const TICK: Duration = Duration::from_millis(50);
+/// Silence on an idle connection before the kernel probes it, and between its probes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+const KEEPALIVE_PROBES: u32 = 3;
+/// What one address of several may take before the next is tried.
+const FIRST_ADDRESS_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// A connected socket.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Stream {
+    /// Makes receipts and sends give up after these.
+    pub(crate) fn set_timeouts(&self, receipt: Duration, send: Duration) -> io::Result<()> {
+        let socket = SockRef::from(self);
+        socket.set_read_timeout(Some(receipt.max(Duration::from_millis(1))))?;
+        socket.set_write_timeout(Some(send.max(Duration::from_millis(1))))
+    }
+
+    /// Ends it for both sides; whoever waits in it returns.
+    pub(crate) fn shutdown(&self) {
+        // Fails only if the peer ended it first.
+        let _ = SockRef::from(self).shutdown(Shutdown::Both);
+    }
+}
+
+impl Read for &Stream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => (&mut &*stream).read(bytes),
+            Stream::Unix(stream) => (&mut &*stream).read(bytes),
+        }
+    }
+}
+
+impl Write for &Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => (&mut &*stream).write(bytes),
+            Stream::Unix(stream) => (&mut &*stream).write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(crate) struct ConnectError {
+    pub(crate) failure: Failure,
+    pub(crate) source: Option<io::Error>,
+}
+
+impl From<Failure> for ConnectError {
+    fn from(failure: Failure) -> Self {
+        Self { failure, source: None }
+    }
+}
+
+impl ConnectError {
+    fn io(failure: Failure) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self { failure, source: Some(source) }
+    }
+
+    /// An error of connect(): without descriptors or ports there is no room, else nobody is there.
+    fn of_connect(source: io::Error) -> Self {
+        let failure = match source.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EADDRNOTAVAIL) => {
+                Failure::Overloaded
+            }
+            _ => Failure::Unreachable,
+        };
+        Self { failure, source: Some(source) }
+    }
+}
+
+/// Connects to the first address of a name that answers. Names are resolved each time: a peer may move.
+///
+/// Each address gets 300 ms, then all of them what is left, so that a dead address family costs little.
+pub(crate) fn connect_tcp(address: &str, deadline: Instant, buffer_bytes: usize) -> Result<Stream, ConnectError> {
+    let unreachable = ConnectError::io(Failure::Unreachable);
+    let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(unreachable)?.collect();
+    let mut last = ConnectError::from(Failure::Unreachable);
+    let many = addresses.len() > 1;
+    for bound in [FIRST_ADDRESS_TIMEOUT, Duration::MAX] {
+        for address in &addresses {
+            let left = deadline.saturating_duration_since(Instant::now()).min(if many { bound } else { Duration::MAX });
+            if left.is_zero() {
+                return Err(last);
+            }
+            match connect_one(*address, left, buffer_bytes) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = ConnectError::of_connect(error),
+            }
+        }
+        let timed_out = last.source.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        if !many || !timed_out {
+            break;
+        }
+    }
+    Err(last)
+}
+
+fn connect_one(address: SocketAddr, timeout: Duration, buffer_bytes: usize) -> io::Result<Stream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // Before the connection: the window scale is agreed on with it.
+    set_buffers(&socket, buffer_bytes)?;
+    socket.connect_timeout(&address.into(), timeout)?;
+    let stream = TcpStream::from(socket);
+    // On loopback, a connection to a free ephemeral port can end up connected to itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    set_tcp_options(&stream)?;
+    Ok(Stream::Tcp(stream))
+}
+
+/// Options of both ends: no delay, and the kernel's means against silent peers.
+pub(crate) fn set_tcp_options(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
+    socket.set_tcp_keepalive(&keepalive)?;
+    // Unacknowledged bytes, or a closed window, for this long end the connection.
+    socket.set_tcp_user_timeout(Some(KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES))
+}
+
+/// Sets both buffers if the system allows as many bytes; a smaller fixed buffer is worse than the system's tuning.
+pub(crate) fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
+    let allowed = |name| {
+        let limit = std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).unwrap_or_default();
+        bytes > 0 && limit.trim().parse::<usize>().is_ok_and(|limit| limit >= bytes)
+    };
+    if allowed("rmem_max") {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    if allowed("wmem_max") {
+        socket.set_send_buffer_size(bytes)?;
+    }
+    Ok(())
+}
+
+/// Name of an engine's unix socket, in the abstract name space of the network namespace.
+pub(crate) fn socket_name(token: u128) -> io::Result<std::os::unix::net::SocketAddr> {
+    std::os::unix::net::SocketAddr::from_abstract_name(format!("tidepool-transfer-{token:032x}"))
+}
+
+/// Connects to the unix socket of an engine on this host.
+pub(crate) fn connect_unix(token: u128) -> Result<Stream, ConnectError> {
+    let connect = || UnixStream::connect_addr(&socket_name(token)?);
+    let stream = connect().map_err(ConnectError::of_connect)?;
+    is_same_user(&stream).map_err(ConnectError::io(Failure::Unauthorized))?;
+    Ok(Stream::Unix(stream))
+}
+
+/// Both ends of a unix socket belong to the same user, or one of them to root.
+pub(crate) fn is_same_user(stream: &UnixStream) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid;
+    let own = rustix::process::geteuid();
+    if peer == own || peer.is_root() || own.is_root() { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
+/// Greets whoever accepted a connection; gives who it is. Then receipts give up after a tick.
+pub(crate) fn greet(
+    stream: &Stream,
+    greeting: &Greeting,
+    settings: &Settings,
+    deadline: Instant,
+) -> Result<Greeting, ConnectError> {
+    let lost = || ConnectError::io(Failure::Unreachable);
+    let left = deadline.saturating_duration_since(Instant::now());
+    stream.set_timeouts(left, left).map_err(lost())?;
+    (&mut &*stream).write_all(&greeting.encode(Kind::Hello)).map_err(lost())?;
+    let mut header = [0; HEADER_BYTES];
+    (&mut &*stream).read_exact(&mut header).map_err(lost())?;
+    let header = Header::decode(&header).map_err(|error| ConnectError::from(error.failure()))?;
+    match header.kind {
+        Kind::Welcome if header.length == GREETING_BYTES as u64 => {}
+        Kind::Error => return Err(header.failure().into()),
+        _ => return Err(Failure::Protocol.into()),
+    }
+    let mut body = [0; GREETING_BYTES];
+    (&mut &*stream).read_exact(&mut body).map_err(lost())?;
+    let welcome = Greeting::decode(&body).map_err(|error| ConnectError::from(error.failure()))?;
+    stream.set_timeouts(TICK, settings.silence_timeout).map_err(lost())?;
+    Ok(welcome)
+}
+
+/// Boot id of this host; 0 if it can't be read, which is nobody's.
+pub(crate) fn boot_id() -> u128 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
+}
+
+/// A random number that is not 0.
+pub(crate) fn random() -> io::Result<u128> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(u128::from_le_bytes(bytes).max(1))
+}

@@ -1,0 +1,461 @@
+//! One connection to a peer, seen from who asks: frames out, answers in, in order.
+//!
+//! ```text
+//!            connect, greet                 window has room: fill()
+//! Unconnected ------------> Connected --------------------------------> frames in `outgoing`
+//!      ^                        |  ^                                        | send()
+//!      |                        |  +-- answer complete: pieces finished <-- `awaiting`, answer into `incoming`
+//!      +-- fail(): groups are tried again elsewhere, or finished with the failure
+//! ```
+//!
+//! An answer is received *optimistically*: header and the bytes that follow if all went well are one receipt, straight
+//! into registered memory. If the header says otherwise, what was received too much is taken back ([`Lending::take_back`])
+//! and interpreted anew; it had landed only in destinations of requests that are still open.
+//!
+//! A batch that stops: what has not been sent is finished at once; answers that are still to come are received into the
+//! sink; a WRITE whose bytes have left only in part can't be completed without the caller's memory, so the connection
+//! is given up.
+//!
+//! Invariants: answers come in the order of `awaiting`; `in_flight` = bytes of the groups in it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+
+use super::link::Shared;
+use crate::batch::Group;
+use crate::error::Failure;
+use crate::lend::{Lending, Wait, poll};
+use crate::slice::Direction;
+use crate::stream::{ConnectError, Stream, TICK};
+use crate::wire::{self, HEADER_BYTES, Header, Kind, SOME_FAILED};
+
+/// Most groups on their way: their frames fit in any socket buffer, so that a peer that only answers is never waited for
+/// while it waits for us.
+const GROUPS_MAX: usize = 16;
+
+/// Where a lane's groups come from.
+pub(crate) trait Source {
+    /// The next group of at most `bytes` bytes; any, if nothing is in flight.
+    fn next(&mut self, bytes: u64, is_idle: bool) -> Option<Group>;
+    /// Whether the driver may leave although the lane is busy.
+    fn is_done(&self) -> bool;
+    /// Finishes groups that wait and whose batch was stopped.
+    fn purge(&mut self, now: Instant);
+}
+
+/// A group that was sent, or is being sent.
+#[derive(Debug)]
+struct Awaited {
+    id: u64,
+    /// `None` once its pieces were finished early: the answer goes to the sink.
+    group: Option<Group>,
+    direction: Direction,
+    count: u16,
+    bytes: u64,
+}
+
+/// Which part of an answer `incoming` receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Nothing begun.
+    None,
+    /// Header, and optimistically what follows.
+    Opening,
+    /// The rest after a header that said: as expected.
+    Rest,
+    /// One status byte an item.
+    Statuses {
+        /// Data bytes that follow them.
+        data_bytes: u64,
+    },
+    /// Data of the items that succeeded.
+    Remains,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Lane {
+    stream: Option<Stream>,
+    outgoing: Lending,
+    /// First id in `outgoing`, while bytes of it are left.
+    unsent_from: u64,
+    awaiting: VecDeque<Awaited>,
+    in_flight: u64,
+    incoming: Lending,
+    part: Option<Part>,
+    statuses: Vec<u8>,
+    /// Bytes received that are not interpreted yet.
+    stash: Vec<u8>,
+    next_id: u64,
+    moved_at: Option<Instant>,
+    /// Not before this is another connection tried, and why.
+    rests_until: Option<(Instant, Failure)>,
+    failures_in_a_row: u32,
+}
+
+impl Lane {
+    /// Whether nothing is on its way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.awaiting.is_empty() && self.outgoing.left() == 0
+    }
+
+    /// Whether it is waiting for better times.
+    pub(crate) fn rests(&self, now: Instant) -> bool {
+        self.rests_until.is_some_and(|(until, _)| now < until)
+    }
+
+    /// Drives it until it is idle and the source is empty, or the source says that its driver may leave.
+    pub(crate) fn run(&mut self, shared: &Shared, source: &mut dyn Source) {
+        while !source.is_done() {
+            if let Err(failure) = self.advance(shared, source) {
+                self.fail(failure, shared);
+            } else if self.is_idle() {
+                return;
+            }
+            if shared.is_closed() {
+                self.fail(Failure::Closed, shared);
+            }
+        }
+    }
+
+    fn advance(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Failure> {
+        while self.outgoing.left() == 0 && self.fill(shared, source) {
+            self.send()?;
+        }
+        if self.is_idle() { Ok(()) } else { self.wait(shared, source) }
+    }
+
+    /// Takes groups into `outgoing` while the window has room: reads until there are no more, or one write.
+    fn fill(&mut self, shared: &Shared, source: &mut dyn Source) -> bool {
+        let window = shared.settings.window_bytes;
+        let mut frames = Vec::new();
+        self.unsent_from = self.next_id;
+        while self.awaiting.len() < GROUPS_MAX && self.in_flight < window {
+            let Some(group) = source.next(window - self.in_flight, self.awaiting.is_empty()) else { break };
+            let now = Instant::now();
+            if let Some(reason) = group.batch.stop_reason(now) {
+                group.finish(Err(reason));
+                continue;
+            }
+            if let Err(failure) = self.connected(shared, &group, now) {
+                shared.try_again(group, failure);
+                continue;
+            }
+            let is_write = group.direction == Direction::Write;
+            frames.push(self.await_answer(group, now));
+            if is_write {
+                break;
+            }
+        }
+        if frames.is_empty() {
+            return false;
+        }
+        let (awaiting, outgoing) = (&self.awaiting, &mut self.outgoing);
+        let groups = || awaiting.iter().filter(|awaited| awaited.id >= frames[0]);
+        outgoing.begin(|out| groups().for_each(|awaited| encode_frame(out, awaited)));
+        if let Some(Awaited { group: Some(group), direction: Direction::Write, .. }) = groups().next_back() {
+            lend(outgoing, group, |_| true);
+        }
+        true
+    }
+
+    fn await_answer(&mut self, group: Group, now: Instant) -> u64 {
+        let (direction, bytes) = (group.direction, group.bytes);
+        let id = self.next_id;
+        self.next_id += 1;
+        self.in_flight += bytes;
+        if self.awaiting.is_empty() {
+            self.moved_at = Some(now);
+        }
+        self.awaiting.push_back(Awaited { id, count: group.count as u16, group: Some(group), direction, bytes });
+        id
+    }
+
+    /// Connects if there is no connection; a failed attempt lets the lane rest, longer each time.
+    fn connected(&mut self, shared: &Shared, group: &Group, now: Instant) -> Result<(), Failure> {
+        if shared.is_closed() {
+            return Err(Failure::Closed);
+        }
+        if self.stream.is_some() {
+            return Ok(());
+        }
+        if let Some((until, failure)) = self.rests_until
+            && now < until
+        {
+            return Err(failure);
+        }
+        let deadline = group.batch.deadline.min(now + shared.settings.connect_timeout);
+        match shared.connect(deadline) {
+            Ok(stream) => {
+                self.stream = Some(stream);
+                self.rests_until = None;
+                Ok(())
+            }
+            Err(ConnectError { failure, source }) => {
+                tracing::debug!(peer = shared.address, %failure, error = ?source, "no connection");
+                self.rest(failure);
+                Err(failure)
+            }
+        }
+    }
+
+    fn rest(&mut self, failure: Failure) {
+        self.failures_in_a_row += 1;
+        self.rests_until = Some((Instant::now() + rest_duration(self.failures_in_a_row), failure));
+    }
+
+    fn send(&mut self) -> Result<(), Failure> {
+        let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost) };
+        while self.outgoing.left() > 0 {
+            match self.outgoing.send(stream.as_fd(), Wait::No) {
+                Ok(_) => self.moved_at = Some(Instant::now()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(Failure::ConnectionLost),
+            }
+        }
+        self.outgoing.clear();
+        Ok(())
+    }
+
+    /// Waits until something can be sent or received, at most a tick, and does it.
+    fn wait(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Failure> {
+        let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost) };
+        let now = Instant::now();
+        let deadlines = self.awaiting.iter().filter_map(|awaited| awaited.group.as_ref());
+        let until_deadline =
+            deadlines.map(|group| group.batch.deadline.saturating_duration_since(now)).min().unwrap_or(TICK);
+        if self.outgoing.left() > 0 {
+            let events = poll(stream.as_fd(), PollFlags::IN | PollFlags::OUT, until_deadline.min(TICK));
+            let events = events.map_err(|_| Failure::System)?;
+            if events.intersects(PollFlags::OUT) {
+                self.send()?;
+            }
+            if events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+                return self.receive(shared, source, Wait::No);
+            }
+            return self.look_around(shared, source);
+        }
+        if until_deadline >= TICK {
+            // The socket's own timeout is a tick.
+            let wait = if self.part == Some(Part::Opening) || self.part.is_none() { Wait::Some } else { Wait::All };
+            return self.receive(shared, source, wait);
+        }
+        let events = poll(stream.as_fd(), PollFlags::IN, until_deadline).map_err(|_| Failure::System)?;
+        if events.is_empty() { self.look_around(shared, source) } else { self.receive(shared, source, Wait::No) }
+    }
+
+    /// Stops what has to stop, and notices a silent peer.
+    fn look_around(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Failure> {
+        let now = Instant::now();
+        source.purge(now);
+        let is_unsent = |id: u64, left: u64, unsent_from: u64| left > 0 && id >= unsent_from;
+        for index in 0..self.awaiting.len() {
+            let awaited = &mut self.awaiting[index];
+            let Some(reason) = awaited.group.as_ref().and_then(|group| group.batch.stop_reason(now)) else { continue };
+            if awaited.direction == Direction::Write && is_unsent(awaited.id, self.outgoing.left(), self.unsent_from) {
+                // Its bytes can't be taken back, and the rest of them may not be read from the caller's memory.
+                return Err(reason);
+            }
+            if index == 0 {
+                self.incoming.let_go();
+            }
+            if let Some(group) = awaited.group.take() {
+                group.finish(Err(reason));
+            }
+        }
+        let silent_for = self.moved_at.map_or_else(Default::default, |moved| now.saturating_duration_since(moved));
+        if silent_for >= shared.settings.silence_timeout { Err(Failure::Silent) } else { Ok(()) }
+    }
+
+    fn receive(&mut self, shared: &Shared, source: &mut dyn Source, wait: Wait) -> Result<(), Failure> {
+        if self.part.is_none() {
+            self.open_answer();
+        }
+        if self.stash.is_empty() {
+            let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost) };
+            match self.incoming.receive(stream.as_fd(), wait) {
+                Ok(0) => {}
+                Ok(_) => self.moved_at = Some(Instant::now()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.look_around(shared, source),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+                Err(_) => return Err(Failure::ConnectionLost),
+            }
+        }
+        self.interpret()
+    }
+
+    /// Begins the receipt of the first awaited answer.
+    fn open_answer(&mut self) {
+        let Some(front) = self.awaiting.front() else { return };
+        self.incoming.begin_receipt(HEADER_BYTES);
+        if let (Direction::Read, Some(group)) = (front.direction, &front.group) {
+            lend(&mut self.incoming, group, |_| true);
+        }
+        self.part = Some(Part::Opening);
+    }
+
+    /// Goes on as far as received bytes allow, over as many answers as they hold.
+    fn interpret(&mut self) -> Result<(), Failure> {
+        loop {
+            if !self.stash.is_empty() {
+                let taken = self.incoming.take_from(&self.stash);
+                self.stash.drain(..taken);
+            }
+            match self.part.unwrap_or(Part::None) {
+                Part::None => return Ok(()),
+                Part::Opening if self.incoming.done() < HEADER_BYTES as u64 => return Ok(()),
+                Part::Opening => self.read_header()?,
+                _ if self.incoming.left() > 0 => return Ok(()),
+                Part::Statuses { data_bytes } => self.read_statuses(data_bytes)?,
+                Part::Rest | Part::Remains => {
+                    self.complete();
+                    if self.stash.is_empty() {
+                        return Ok(());
+                    }
+                    if self.awaiting.is_empty() {
+                        return Err(Failure::Protocol);
+                    }
+                    self.open_answer();
+                }
+            }
+        }
+    }
+
+    fn read_header(&mut self) -> Result<(), Failure> {
+        let header = Header::decode(self.incoming.control()).map_err(wire::WireError::failure)?;
+        let Some(front) = self.awaiting.front() else { return Err(Failure::Protocol) };
+        if header.kind == Kind::Error {
+            return Err(header.failure());
+        }
+        let (kind, bytes) = match front.direction {
+            Direction::Read => (Kind::Data, front.bytes),
+            Direction::Write => (Kind::Written, 0),
+        };
+        if header.kind != kind || header.id != front.id || header.count != front.count {
+            return Err(Failure::Protocol);
+        }
+        match header.status {
+            0 if header.length != bytes => Err(Failure::Protocol),
+            0 => {
+                let sinks = front.group.is_none() && self.incoming.left() == 0;
+                if sinks && self.incoming.done() == HEADER_BYTES as u64 {
+                    self.incoming.begin_receipt(0);
+                    self.incoming.sink(bytes);
+                }
+                self.part = Some(Part::Rest);
+                Ok(())
+            }
+            SOME_FAILED if header.length <= bytes => {
+                let mut taken_back = self.incoming.take_back();
+                taken_back.append(&mut self.stash);
+                self.stash = taken_back;
+                self.incoming.begin_receipt(usize::from(header.count));
+                self.part = Some(Part::Statuses { data_bytes: header.length });
+                Ok(())
+            }
+            _ => Err(Failure::Protocol),
+        }
+    }
+
+    fn read_statuses(&mut self, data_bytes: u64) -> Result<(), Failure> {
+        self.statuses.clear();
+        self.statuses.extend_from_slice(self.incoming.control());
+        self.incoming.begin_receipt(0);
+        let Some(front) = self.awaiting.front() else { return Err(Failure::Protocol) };
+        if front.direction == Direction::Read {
+            match &front.group {
+                Some(group) => lend(&mut self.incoming, group, |index| self.statuses[index] == 0),
+                None => self.incoming.sink(data_bytes),
+            }
+        }
+        self.part = Some(Part::Remains);
+        if self.incoming.left() == data_bytes { Ok(()) } else { Err(Failure::Protocol) }
+    }
+
+    /// The first awaited answer is complete.
+    fn complete(&mut self) {
+        let had_statuses = self.part == Some(Part::Remains);
+        self.part = None;
+        self.incoming.clear();
+        self.failures_in_a_row = 0;
+        let Some(front) = self.awaiting.pop_front() else { return };
+        self.in_flight -= front.bytes;
+        let Some(group) = front.group else { return };
+        if !had_statuses {
+            return group.finish(Ok(()));
+        }
+        for (piece, status) in group.pieces().iter().zip(&self.statuses) {
+            group.batch.finish(piece, wire::decode_status(*status).map_or(Ok(()), Err));
+        }
+    }
+
+    /// Gives the connection up: what it carried is tried again, or ends with the failure.
+    fn fail(&mut self, failure: Failure, shared: &Shared) {
+        if let Some(stream) = self.stream.take() {
+            stream.shutdown();
+        }
+        self.outgoing.clear();
+        self.incoming.clear();
+        self.stash.clear();
+        self.part = None;
+        self.in_flight = 0;
+        if !matches!(failure, Failure::Cancelled | Failure::DeadlinePassed | Failure::Closed) {
+            tracing::debug!(peer = shared.address, %failure, groups = self.awaiting.len(), "lane failed");
+            // A lost connection is replaced at once the first time: an idle one may have died long ago.
+            if failure != Failure::ConnectionLost || self.failures_in_a_row > 0 {
+                self.rest(failure);
+            } else {
+                self.failures_in_a_row = 1;
+            }
+        }
+        for awaited in self.awaiting.drain(..) {
+            if let Some(group) = awaited.group {
+                shared.try_again(group, failure);
+            }
+        }
+    }
+}
+
+/// How long a lane rests after so many failures in a row: 50 ms, doubling, at most 5 s.
+fn rest_duration(failures: u32) -> std::time::Duration {
+    TICK * (1 << failures.saturating_sub(1).min(7)).min(100)
+}
+
+fn encode_frame(out: &mut Vec<u8>, awaited: &Awaited) {
+    let Some(group) = &awaited.group else { return };
+    let kind = if awaited.direction == Direction::Read { Kind::Read } else { Kind::Write };
+    Header { kind, count: awaited.count, id: awaited.id, length: awaited.bytes, status: 0 }.encode(out);
+    for piece in group.pieces() {
+        wire::encode_item(out, &group.batch.remote_access(piece));
+    }
+}
+
+/// Lends the local memory of the pieces that `wanted` picks. Their bounds were checked when the batch was submitted.
+fn lend(lending: &mut Lending, group: &Group, wanted: impl Fn(usize) -> bool) {
+    for (index, piece) in group.pieces().iter().enumerate() {
+        if wanted(index) {
+            let memory = &group.batch.regions[piece.region as usize].memory;
+            let lent = lending.lend(memory, piece.local_offset, piece.length);
+            assert!(lent.is_ok(), "a piece leaves its region");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn rests_grow_and_are_bounded() {
+        assert_eq!(rest_duration(1), Duration::from_millis(50));
+        assert_eq!(rest_duration(2), Duration::from_millis(100));
+        assert_eq!(rest_duration(40), Duration::from_secs(5));
+    }
+}

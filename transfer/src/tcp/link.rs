@@ -1,0 +1,325 @@
+//! The lanes to one peer, and who drives them.
+//!
+//! A caller that waits takes a free lane and carries its own groups over it. Everything else goes through the queue,
+//! which workers empty: threads that start when there is something to do, and end when there has been nothing for a
+//! while. A lane that its driver left before it was idle is finished by a worker too.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::lane::{Lane, Source};
+use crate::batch::{BatchState, Group};
+use crate::error::Failure;
+use crate::peer::Segment;
+use crate::settings::Settings;
+use crate::slice::Direction;
+use crate::stream::{ConnectError, Stream, TICK, connect_tcp, greet};
+use crate::transport::{Limits, Link, TransportKind};
+use crate::wire::{self, Greeting};
+
+/// Pieces in a group: enough that one system call moves 512 KiB of 4 KiB pieces.
+const GROUP_PIECES: usize = 128;
+/// How often a group whose connection broke is tried in all.
+const ATTEMPTS: u8 = 3;
+/// A worker without work ends after this.
+const WORKER_IDLE: Duration = Duration::from_secs(10);
+/// Queued bytes for which one worker is enough.
+const BYTES_PER_WORKER: u64 = 16 << 20;
+
+/// What lanes and workers share.
+pub(crate) struct Shared {
+    pub(crate) address: String,
+    pub(crate) settings: Arc<Settings>,
+    /// What this engine says of itself.
+    greeting: Greeting,
+    /// Who has to answer; another instance is another engine, with other memory.
+    instance: u128,
+    queue: Mutex<Queue>,
+    work: Condvar,
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    groups: VecDeque<Group>,
+    bytes: u64,
+    /// Lanes that were left busy.
+    orphans: usize,
+    workers: usize,
+    idle_workers: usize,
+}
+
+impl Shared {
+    /// Opens a data connection to the peer.
+    pub(crate) fn connect(&self, deadline: Instant) -> Result<Stream, ConnectError> {
+        let stream = connect_tcp(&self.address, deadline, self.settings.socket_buffer_bytes)?;
+        let welcome = greet(&stream, &self.greeting, &self.settings, deadline)?;
+        if welcome.instance == self.instance { Ok(stream) } else { Err(Failure::Restarted.into()) }
+    }
+
+    /// Queues a group whose lane failed once more, or ends it.
+    pub(crate) fn try_again(&self, mut group: Group, failure: Failure) {
+        let reason = group.batch.stop_reason(Instant::now());
+        group.attempt += 1;
+        // A group that shared a lane with one that was stopped is innocent.
+        let is_innocent = matches!(failure, Failure::Cancelled | Failure::DeadlinePassed);
+        let may_pass = matches!(failure, Failure::ConnectionLost | Failure::Overloaded) || is_innocent;
+        if reason.is_none() && may_pass && group.attempt < ATTEMPTS {
+            self.queue(vec![group]);
+        } else {
+            group.finish(Err(reason.unwrap_or(failure)));
+        }
+    }
+
+    fn queue(&self, groups: Vec<Group>) {
+        let mut queue = self.queue.lock();
+        if self.is_closed() {
+            drop(queue);
+            return groups.into_iter().for_each(|group| group.finish(Err(Failure::Closed)));
+        }
+        queue.bytes += groups.iter().map(|group| group.bytes).sum::<u64>();
+        queue.groups.extend(groups);
+        drop(queue);
+        self.work.notify_one();
+    }
+
+    /// Finishes queued groups whose batch was stopped.
+    fn purge(&self, now: Instant) {
+        let mut stopped = Vec::new();
+        let mut queue = self.queue.lock();
+        for _ in 0..queue.groups.len() {
+            let Some(group) = queue.groups.pop_front() else { break };
+            match group.batch.stop_reason(now) {
+                Some(reason) => {
+                    queue.bytes -= group.bytes;
+                    stopped.push((group, reason));
+                }
+                None => queue.groups.push_back(group),
+            }
+        }
+        drop(queue);
+        stopped.into_iter().for_each(|(group, reason)| group.finish(Err(reason)));
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+}
+
+/// See the module.
+pub(crate) struct TcpLink {
+    shared: Arc<Shared>,
+    lanes: Arc<[Mutex<Lane>]>,
+    /// Lane that the next caller looks at first.
+    turn: AtomicUsize,
+}
+
+impl TcpLink {
+    /// A link to the engine `instance` at `address`; connects when it is used.
+    pub(crate) fn new(address: String, settings: Arc<Settings>, greeting: Greeting, instance: u128) -> Self {
+        let lanes = (0..settings.lanes).map(|_| Mutex::new(Lane::default())).collect();
+        let shared = Shared {
+            address,
+            settings,
+            greeting,
+            instance,
+            queue: Mutex::default(),
+            work: Condvar::new(),
+            closed: AtomicBool::new(false),
+        };
+        Self { shared: Arc::new(shared), lanes, turn: AtomicUsize::new(0) }
+    }
+
+    /// Makes sure that somebody empties the queue.
+    fn call_worker(&self) {
+        let mut queue = self.shared.queue.lock();
+        let needed = 1 + usize::try_from(queue.bytes / BYTES_PER_WORKER).unwrap_or(usize::MAX);
+        let busy = queue.workers - queue.idle_workers;
+        if queue.idle_workers > 0 {
+            self.shared.work.notify_one();
+        } else if busy < needed.min(workers_max(self.lanes.len())) {
+            let (shared, lanes) = (Arc::downgrade(&self.shared), Arc::clone(&self.lanes));
+            let spawned =
+                std::thread::Builder::new().name("tidepool-lanes".into()).spawn(move || work(&shared, &lanes));
+            match spawned {
+                Ok(_) => queue.workers += 1,
+                Err(error) if queue.workers == 0 => {
+                    // Nobody will come: end what is queued rather than keep it for ever.
+                    tracing::warn!(%error, "no thread for a lane");
+                    let groups = std::mem::take(&mut queue.groups);
+                    queue.bytes = 0;
+                    drop(queue);
+                    groups.into_iter().for_each(|group| group.finish(Err(Failure::System)));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Threads that empty one link's queue: more than cores to run them don't help.
+fn workers_max(lanes: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    lanes.min(cores.div_ceil(2))
+}
+
+impl Link for TcpLink {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn limits(&self) -> Limits {
+        let piece_bytes = self.shared.settings.piece_bytes;
+        Limits { piece_bytes, group_pieces: GROUP_PIECES, group_bytes: piece_bytes }
+    }
+
+    fn reaches(&self, _: &Segment, _: Direction) -> bool {
+        true
+    }
+
+    fn post(&self, groups: Vec<Group>) {
+        self.shared.queue(groups);
+        self.call_worker();
+    }
+
+    fn carry(&self, groups: Vec<Group>, batch: &BatchState) {
+        let Some(mut lane) = free_lane(&self.lanes, self.turn.fetch_add(1, Ordering::Relaxed)) else {
+            return self.post(groups);
+        };
+        let mut source = Own { groups: groups.into(), batch };
+        lane.run(&self.shared, &mut source);
+        let is_busy = !lane.is_idle();
+        drop(lane);
+        debug_assert!(source.groups.is_empty(), "the driver left before its last group");
+        // The batch was stopped: answers on their way are drained by a worker.
+        if is_busy {
+            self.shared.queue.lock().orphans += 1;
+        }
+        if is_busy || batch.is_open() {
+            self.call_worker();
+        }
+    }
+
+    fn close(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        let groups = {
+            let mut queue = self.shared.queue.lock();
+            queue.bytes = 0;
+            std::mem::take(&mut queue.groups)
+        };
+        self.shared.work.notify_all();
+        groups.into_iter().for_each(|group| group.finish(Err(Failure::Closed)));
+    }
+}
+
+impl Drop for TcpLink {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A caller's own groups.
+struct Own<'a> {
+    groups: VecDeque<Group>,
+    batch: &'a BatchState,
+}
+
+impl Source for Own<'_> {
+    fn next(&mut self, bytes: u64, is_idle: bool) -> Option<Group> {
+        let fits = self.groups.front().is_some_and(|group| is_idle || group.bytes <= bytes);
+        if fits { self.groups.pop_front() } else { None }
+    }
+
+    fn is_done(&self) -> bool {
+        !self.batch.is_open()
+    }
+
+    fn purge(&mut self, now: Instant) {
+        if let Some(reason) = self.batch.stop_reason(now) {
+            self.groups.drain(..).for_each(|group| group.finish(Err(reason)));
+        }
+    }
+}
+
+/// The link's queue.
+struct Queued<'a>(&'a Shared);
+
+impl Source for Queued<'_> {
+    fn next(&mut self, bytes: u64, is_idle: bool) -> Option<Group> {
+        let mut queue = self.0.queue.lock();
+        let fits = queue.groups.front().is_some_and(|group| is_idle || group.bytes <= bytes);
+        let group = if fits { queue.groups.pop_front() } else { None }?;
+        queue.bytes -= group.bytes;
+        Some(group)
+    }
+
+    fn is_done(&self) -> bool {
+        false
+    }
+
+    fn purge(&mut self, now: Instant) {
+        self.0.purge(now);
+    }
+}
+
+/// A lane that nobody drives: idle and connected before resting.
+fn free_lane(lanes: &[Mutex<Lane>], turn: usize) -> Option<MutexGuard<'_, Lane>> {
+    let now = Instant::now();
+    let mut second_best = None;
+    for step in 0..lanes.len() {
+        let Some(lane) = lanes[(turn + step) % lanes.len()].try_lock() else { continue };
+        if lane.is_idle() && !lane.rests(now) {
+            return Some(lane);
+        }
+        second_best = second_best.or(Some(lane));
+    }
+    second_best
+}
+
+/// A worker's life.
+fn work(shared: &Weak<Shared>, lanes: &[Mutex<Lane>]) {
+    let mut idle_since = Instant::now();
+    while let Some(shared) = shared.upgrade() {
+        let mut queue = shared.queue.lock();
+        if queue.groups.is_empty() && queue.orphans == 0 {
+            if shared.is_closed() || idle_since.elapsed() >= WORKER_IDLE {
+                queue.workers -= 1;
+                return;
+            }
+            queue.idle_workers += 1;
+            // Woken now and then to see whether the link is still there.
+            shared.work.wait_for(&mut queue, Duration::from_secs(1));
+            queue.idle_workers -= 1;
+            continue;
+        }
+        let has_orphans = std::mem::take(&mut queue.orphans) > 0;
+        let is_queued = !queue.groups.is_empty();
+        drop(queue);
+        if has_orphans {
+            for lane in lanes {
+                if let Some(mut lane) = lane.try_lock()
+                    && !lane.is_idle()
+                {
+                    lane.run(&shared, &mut Queued(&shared));
+                }
+            }
+        }
+        if is_queued {
+            match free_lane(lanes, 0).or_else(|| lanes[0].try_lock_for(TICK)) {
+                Some(mut lane) => lane.run(&shared, &mut Queued(&shared)),
+                // All taken, for long: others may not have to wait for these any more.
+                None => shared.purge(Instant::now()),
+            }
+        }
+        idle_since = Instant::now();
+    }
+}
+
+/// What this engine says when it opens a data connection.
+pub(crate) fn data_greeting(greeting: Greeting) -> Greeting {
+    Greeting { purpose: wire::Purpose::Data, ..greeting }
+}

@@ -1,0 +1,81 @@
+//! Two engines in one process, and what they move between them.
+#![allow(dead_code, clippy::allow_attributes, reason = "each test file uses a part")]
+
+use std::time::{Duration, Instant};
+
+use tidepool_transfer::{
+    AccessRights, BatchOptions, Direction, Engine, Memory, PeerId, PeerMapping, RegionId, RegionTicket, RemoteSlice,
+    Request, SegmentId, Settings, Slice, TransportKind,
+};
+
+pub(crate) const WAYS: [TransportKind; 2] = [TransportKind::SharedMemory, TransportKind::Tcp];
+
+pub(crate) fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+pub(crate) fn settings() -> Settings {
+    Settings { listen: vec!["127.0.0.1:0".into()], ..Settings::default() }
+}
+
+pub(crate) fn start(settings: Settings) -> Engine {
+    Engine::start(settings).expect("started")
+}
+
+pub(crate) fn address(engine: &Engine) -> String {
+    engine.addresses()[0].to_string()
+}
+
+/// Bytes that tell their place.
+pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    // A prime period, so that no power of two is the same as another; copied by doubling, which is fast unoptimised.
+    let start: Vec<u8> = (0..4093_u64).map(|index| (((index + seed * 251) * 0x9e37_79b9) >> 13) as u8).collect();
+    start.repeat(length / 4093 + 1)[..length].to_vec()
+}
+
+pub(crate) fn bytes(memory: &Memory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len() as usize];
+    memory.read_at(0, &mut bytes).expect("inside");
+    bytes
+}
+
+/// An asking engine with memory, and a peer that registered some.
+pub(crate) struct Pair {
+    pub(crate) here: Engine,
+    pub(crate) there: Engine,
+    pub(crate) local: Memory,
+    pub(crate) remote: Memory,
+    pub(crate) region: RegionId,
+    pub(crate) ticket: RegionTicket,
+    pub(crate) peer: PeerId,
+    pub(crate) segment: SegmentId,
+}
+
+impl Pair {
+    pub(crate) fn new(length: usize) -> Self {
+        Self::with(length, AccessRights::READ_WRITE, settings(), settings())
+    }
+
+    pub(crate) fn with(length: usize, rights: AccessRights, here: Settings, there: Settings) -> Self {
+        let (here, there) = (start(here), start(there));
+        let remote = Memory::shared(length, PeerMapping::Writable).expect("memory");
+        let local = Memory::shared(length, PeerMapping::ReadOnly).expect("memory");
+        let ticket = there.register(&remote, rights, Some("pool")).expect("registered");
+        let region = here.register(&local, AccessRights::LOCAL, None).expect("registered").region;
+        let peer = here.connect(&address(&there), soon()).expect("connected");
+        let segment = here.open(peer, "pool", soon()).expect("opened");
+        Self { here, there, local, remote, region, ticket, peer, segment }
+    }
+
+    pub(crate) fn request(&self, direction: Direction, local: u64, remote: u64, length: u64) -> Request {
+        Request {
+            direction,
+            local: Slice { region: self.region, offset: local, length },
+            remote: RemoteSlice { segment: self.segment, offset: remote },
+        }
+    }
+}
+
+pub(crate) fn by(transport: TransportKind) -> BatchOptions {
+    BatchOptions { transport: Some(transport), ..BatchOptions::default() }
+}
