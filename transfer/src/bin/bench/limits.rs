@@ -1,0 +1,223 @@
+//! What the machine can do: bare blocking sockets, iperf3, memcpy between mappings.
+#![expect(unsafe_code, reason = "maps memory of its own to measure memcpy")]
+
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use memmap2::{MmapMut, MmapOptions};
+use socket2::{Domain, SockRef, Socket, Type};
+
+use crate::Error;
+use crate::target::{Process, say};
+
+/// Buffers of both ends: what the engine's data connections have.
+const SOCKET_BYTES: usize = 4 << 20;
+
+/// A process that answers on bare sockets: each request is two numbers, how many more bytes it has and how many bytes
+/// are wanted.
+pub(crate) struct Bare {
+    process: Process,
+}
+
+impl Bare {
+    pub(crate) fn start() -> Result<Self, Error> {
+        Ok(Self { process: Process::start(&["limit-server"])? })
+    }
+
+    fn connect(&self) -> Result<TcpStream, Error> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_recv_buffer_size(SOCKET_BYTES)?;
+        socket.set_send_buffer_size(SOCKET_BYTES)?;
+        socket.connect(&self.process.address.parse::<std::net::SocketAddr>()?.into())?;
+        let stream = TcpStream::from(socket);
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    fn connect_unix(&self) -> Result<UnixStream, Error> {
+        Ok(UnixStream::connect_addr(&name(&self.process.address)?)?)
+    }
+
+    /// Bytes a second of a stream towards us, in reads of 1 MiB, over as much memory as the engine's side walks over.
+    pub(crate) fn stream(&self, duration: Duration) -> Result<f64, Error> {
+        let mut stream = self.connect()?;
+        let mut memory = MmapOptions::new().len(32 << 20).populate().map_anon()?;
+        memory.fill(2);
+        request(&mut stream, 0, u64::MAX)?;
+        let (started, mut bytes) = (Instant::now(), 0_u64);
+        while started.elapsed() < duration {
+            let at = (bytes % (32 << 20)) as usize;
+            stream.read_exact(&mut memory[at..at + (1 << 20)])?;
+            bytes += 1 << 20;
+        }
+        Ok(bytes as f64 / started.elapsed().as_secs_f64())
+    }
+
+    /// Mean round trip: a request of `sent` bytes, an answer of `wanted`.
+    pub(crate) fn round_trip(&self, unix: bool, sent: u64, wanted: u64, duration: Duration) -> Result<Duration, Error> {
+        if unix {
+            ping(self.connect_unix()?, sent, wanted, duration)
+        } else {
+            ping(self.connect()?, sent, wanted, duration)
+        }
+    }
+}
+
+fn name(address: &str) -> Result<SocketAddr, Error> {
+    let port = address.rsplit(':').next().unwrap_or_default();
+    Ok(SocketAddr::from_abstract_name(format!("tidepool-bench-{port}"))?)
+}
+
+fn request(stream: &mut impl Write, sent: u64, wanted: u64) -> Result<(), Error> {
+    let mut bytes = vec![0; 16 + sent as usize];
+    bytes[..8].copy_from_slice(&sent.to_le_bytes());
+    bytes[8..16].copy_from_slice(&wanted.to_le_bytes());
+    stream.write_all(&bytes)?;
+    Ok(())
+}
+
+fn ping(mut stream: impl Read + Write, sent: u64, wanted: u64, duration: Duration) -> Result<Duration, Error> {
+    let mut answer = vec![0; usize::try_from(wanted)?];
+    let mut bytes = vec![0; usize::try_from(sent.max(16))?];
+    bytes[..8].copy_from_slice(&(sent.max(16) - 16).to_le_bytes());
+    bytes[8..16].copy_from_slice(&wanted.to_le_bytes());
+    let (started, mut count) = (Instant::now(), 0_u32);
+    while started.elapsed() < duration {
+        stream.write_all(&bytes)?;
+        stream.read_exact(&mut answer)?;
+        count += 1;
+    }
+    Ok(started.elapsed() / count.max(1))
+}
+
+/// Serves until standard input ends.
+pub(crate) fn serve() -> Result<(), Error> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    SockRef::from(&listener).set_recv_buffer_size(SOCKET_BYTES)?;
+    SockRef::from(&listener).set_send_buffer_size(SOCKET_BYTES)?;
+    let address = listener.local_addr()?.to_string();
+    let local = UnixListener::bind_addr(&name(&address)?)?;
+    let mut memory = MmapOptions::new().len(256 << 20).populate().map_anon()?;
+    memory.fill(1);
+    let memory = Arc::new(memory);
+    let unix_memory = Arc::clone(&memory);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let _ = stream.set_nodelay(true);
+            let memory = Arc::clone(&memory);
+            std::thread::spawn(move || answer(stream, &memory));
+        }
+    });
+    std::thread::spawn(move || {
+        for stream in local.incoming().flatten() {
+            let memory = Arc::clone(&unix_memory);
+            std::thread::spawn(move || answer(stream, &memory));
+        }
+    });
+    say(&format!("{{\"address\":\"{address}\"}}"))?;
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
+}
+
+/// One connection's life, until an error ends it. A ping's request is received at once: it is a bare ping-pong.
+fn answer(mut stream: impl Read + Write, memory: &[u8]) -> Result<(), Error> {
+    let (mut request, mut filled) = (vec![0; 4096], 0);
+    loop {
+        while filled < 16 {
+            match stream.read(&mut request[filled..])? {
+                0 => return Ok(()),
+                count => filled += count,
+            }
+        }
+        let word = |at: usize| u64::from_le_bytes(request[at..at + 8].try_into().unwrap_or_default());
+        let (sent, mut wanted) = (16 + word(0) as usize, word(8));
+        while filled < sent {
+            match stream.read(&mut request[filled..])? {
+                0 => return Ok(()),
+                count => filled += count,
+            }
+        }
+        filled = 0;
+        let mut at = 0;
+        while wanted > 0 {
+            let length = wanted.min(1 << 20) as usize;
+            stream.write_all(&memory[at..at + length])?;
+            at = (at + (1 << 20)) % (256 << 20);
+            wanted -= length as u64;
+        }
+    }
+}
+
+/// Bytes a second of iperf3, one stream towards us; `None` if it isn't installed.
+pub(crate) fn iperf(duration: Duration) -> Option<f64> {
+    let port = TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok()?.port().to_string();
+    let mut server = Command::new("iperf3")
+        .args(["-s", "-1", "-B", "127.0.0.1", "-p", &port])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let seconds = format!("{}", duration.as_secs().max(1));
+    // The server needs a moment to listen; it says nothing when it does.
+    let answer = (0..50).find_map(|_| {
+        let client = Command::new("iperf3")
+            .args(["-c", "127.0.0.1", "-p", &port, "-R", "-w", "4M", "-l", "1M", "-f", "k", "-t", &seconds])
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        if !client.status.success() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        client.status.success().then_some(client.stdout)
+    });
+    let _ = server.kill();
+    let _ = server.wait();
+    // "[  5]   0.00-1.00   sec  5.58 GBytes  47900000 Kbits/sec                  receiver"
+    let answer = String::from_utf8(answer?).ok()?;
+    let line = answer.lines().find(|line| line.ends_with("receiver"))?;
+    let words: Vec<_> = line.split_whitespace().collect();
+    let unit = words.iter().position(|word| *word == "Kbits/sec")?;
+    Some(words[unit - 1].parse::<f64>().ok()? * 1000.0 / 8.0)
+}
+
+/// Two memfd mappings to copy between.
+pub(crate) struct Mappings {
+    source: MmapMut,
+    target: MmapMut,
+}
+
+impl Mappings {
+    /// As large as a target's segment, and as what an initiator reads into.
+    pub(crate) fn new() -> Result<Self, Error> {
+        let map = |bytes| -> Result<MmapMut, Error> {
+            let file = rustix::fs::memfd_create("tidepool-bench", rustix::fs::MemfdFlags::CLOEXEC)?;
+            rustix::fs::ftruncate(&file, bytes)?;
+            let mut options = MmapOptions::new();
+            options.len(usize::try_from(bytes)?).populate();
+            // SAFETY: the memfd was made here and its descriptor is dropped here: nobody else maps or changes it.
+            Ok(unsafe { options.map_mut(&file) }?)
+        };
+        let (mut source, mut target) = (map(256 << 20)?, map(32 << 20)?);
+        source.fill(1);
+        target.fill(2);
+        Ok(Self { source, target })
+    }
+
+    /// Bytes a second of memcpy in slices of so many bytes.
+    pub(crate) fn copy(&mut self, slice: usize, duration: Duration) -> f64 {
+        let (started, mut bytes) = (Instant::now(), 0);
+        while started.elapsed() < duration {
+            let (from, to) = (bytes % (256 << 20), bytes % (32 << 20));
+            self.target[to..to + slice].copy_from_slice(black_box(&self.source[from..from + slice]));
+            bytes += slice;
+        }
+        black_box(&self.target);
+        bytes as f64 / started.elapsed().as_secs_f64()
+    }
+}

@@ -1,0 +1,232 @@
+//! Every figure beside its limit: ours, limit, ours, limit, .. The median of the ratios counts.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use tidepool_transfer::{Direction, TransportKind};
+
+use crate::Error;
+use crate::arguments::Arguments;
+use crate::initiator::{Initiator, Load};
+use crate::limits::{Bare, Mappings, iperf};
+use crate::target::{Process, say};
+
+/// Messages on their way at once in the pipelined figure.
+const PIPELINE: usize = 256;
+
+/// What a median has to be.
+#[derive(Clone, Copy)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// Measures one side for about as long as it is told.
+type Side<'a> = Box<dyn FnMut(Duration) -> Result<f64, Error> + 'a>;
+
+/// What is measured: ours and what counts as 1 beside it.
+struct Figure<'a> {
+    name: &'static str,
+    unit: &'static str,
+    bound: Bound,
+    ours: Side<'a>,
+    /// None: the bound is on ours.
+    limit: Option<Side<'a>>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
+    let pairs = arguments.number("pairs", 11)?.max(1);
+    let duration = Duration::from_secs_f64(arguments.seconds("seconds", 1.0)?);
+    let wanted = arguments.text("figure");
+    let (target, bare) = (Process::start(&["target"])?, Bare::start()?);
+    let near = Initiator::connect(&target.address, true)?;
+    let far = Initiator::connect(&target.address, false)?;
+    let mappings = RefCell::new(Mappings::new()?);
+    let mut figures = figures(&near, &far, &bare, &mappings);
+    figures.retain(|figure| wanted.is_none_or(|wanted| figure.name.starts_with(wanted)));
+    for figure in figures {
+        measure(figure, pairs, duration)?;
+    }
+    Ok(())
+}
+
+fn figures<'a>(
+    near: &'a Initiator,
+    far: &'a Initiator,
+    bare: &'a Bare,
+    mappings: &'a RefCell<Mappings>,
+) -> Vec<Figure<'a>> {
+    let load = |transport, direction, block_bytes, batch| Load {
+        transport: Some(transport),
+        direction,
+        block_bytes,
+        batch,
+        threads: 1,
+        verify: false,
+    };
+    let rate = |load| move |duration| near.run(load, duration).map(|moved| moved.bytes as f64 / seconds(moved.elapsed));
+    let requests =
+        |load| move |duration| near.run(load, duration).map(|moved| moved.requests as f64 / seconds(moved.elapsed));
+    // Better of a bare socket and iperf3, where there is one.
+    let stream = || move |duration| Ok(iperf(duration).unwrap_or(0.0).max(bare.stream(duration)?));
+    let one = |load| {
+        move |duration| near.run(load, duration).map(|moved| seconds(moved.elapsed) / moved.requests.max(1) as f64)
+    };
+    let trip = |unix, sent, wanted| move |duration| bare.round_trip(unix, sent, wanted, duration).map(seconds);
+    let (shm, tcp) = (TransportKind::SharedMemory, TransportKind::Tcp);
+    let (read, write) = (Direction::Read, Direction::Write);
+    let mib = 1 << 20;
+    vec![
+        Figure {
+            name: "shm-read-1m",
+            unit: "bytes/s",
+            bound: Bound::AtLeast(0.8),
+            ours: Box::new(rate(load(shm, read, mib, 16))),
+            limit: Some(Box::new(|duration| Ok(mappings.borrow_mut().copy(1 << 20, duration)))),
+        },
+        Figure {
+            name: "shm-read-4k",
+            unit: "requests/s",
+            bound: Bound::AtLeast(2e6),
+            ours: Box::new(requests(load(shm, read, 4096, 128))),
+            limit: None,
+        },
+        Figure {
+            name: "shm-read-4k-beside-memcpy",
+            unit: "requests/s",
+            bound: Bound::AtLeast(0.8),
+            ours: Box::new(requests(load(shm, read, 4096, 128))),
+            limit: Some(Box::new(|duration| Ok(mappings.borrow_mut().copy(4096, duration) / 4096.0))),
+        },
+        Figure {
+            name: "tcp-read-1m",
+            unit: "bytes/s",
+            bound: Bound::AtLeast(0.85),
+            ours: Box::new(rate(load(tcp, read, mib, 16))),
+            limit: Some(Box::new(stream())),
+        },
+        Figure {
+            name: "tcp-write-1m",
+            unit: "bytes/s",
+            bound: Bound::AtLeast(0.85),
+            ours: Box::new(rate(load(tcp, write, mib, 16))),
+            limit: Some(Box::new(stream())),
+        },
+        Figure {
+            name: "tcp-read-4k",
+            unit: "requests/s",
+            bound: Bound::AtLeast(4e5),
+            ours: Box::new(requests(load(tcp, read, 4096, 128))),
+            limit: None,
+        },
+        Figure {
+            name: "tcp-read-4k-beside-stream",
+            unit: "requests/s",
+            bound: Bound::AtLeast(0.7),
+            ours: Box::new(requests(load(tcp, read, 4096, 128))),
+            limit: Some(Box::new(|duration| Ok(bare.stream(duration)? / 4096.0))),
+        },
+        Figure {
+            name: "tcp-round-trip-4k",
+            unit: "s",
+            bound: Bound::AtMost(1.3),
+            ours: Box::new(one(load(tcp, read, 4096, 1))),
+            limit: Some(Box::new(trip(false, 72, 4096))),
+        },
+        Figure {
+            name: "message-round-trip-unix",
+            unit: "s",
+            bound: Bound::AtMost(1.5),
+            ours: Box::new(|duration| messages(near, 1, duration)),
+            limit: Some(Box::new(trip(true, 64, 64))),
+        },
+        Figure {
+            name: "message-round-trip-tcp",
+            unit: "s",
+            bound: Bound::AtMost(1.5),
+            ours: Box::new(|duration| messages(far, 1, duration)),
+            limit: Some(Box::new(trip(false, 64, 64))),
+        },
+        Figure {
+            name: "messages-pipelined-unix",
+            unit: "messages/s",
+            bound: Bound::AtLeast(2e5),
+            ours: Box::new(|duration| messages(near, PIPELINE, duration).map(|each| 1.0 / each)),
+            limit: None,
+        },
+        Figure {
+            name: "messages-pipelined-tcp",
+            unit: "messages/s",
+            bound: Bound::AtLeast(2e5),
+            ours: Box::new(|duration| messages(far, PIPELINE, duration).map(|each| 1.0 / each)),
+            limit: None,
+        },
+    ]
+}
+
+/// Seconds for each message of 64 bytes, so many at once.
+fn messages(initiator: &Initiator, at_once: usize, duration: Duration) -> Result<f64, Error> {
+    let requests = vec![&[7_u8; 64][..]; at_once];
+    let (started, mut count) = (Instant::now(), 0_u64);
+    while started.elapsed() < duration {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        for reply in initiator.engine.call_all(initiator.peer, &requests, deadline)? {
+            if reply? != [7; 64] {
+                return Err("a wrong reply".into());
+            }
+        }
+        count += at_once as u64;
+    }
+    Ok(seconds(started.elapsed()) / count.max(1) as f64)
+}
+
+/// One pair that warms up, then those that count.
+fn measure(mut figure: Figure<'_>, pairs: u64, duration: Duration) -> Result<(), Error> {
+    let (mut ours, mut limits, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for pair in 0..=pairs {
+        let our = (figure.ours)(duration)?;
+        let limit = figure.limit.as_mut().map_or(Ok(1.0), |limit| limit(duration))?;
+        if pair > 0 {
+            ours.push(our);
+            limits.push(limit);
+            ratios.push(our / limit);
+        }
+    }
+    let (median, lower, upper) = (quantile(&mut ratios, 0.5), quantile(&mut ratios, 0.25), quantile(&mut ratios, 0.75));
+    let (target, is_met) = match figure.bound {
+        Bound::AtLeast(least) => (least, median >= least && lower >= 0.9 * least),
+        Bound::AtMost(most) => (most, median <= most && upper <= 1.1 * most),
+    };
+    let limit = figure.limit.map_or("null".to_owned(), |_| format!("{:.6e}", quantile(&mut limits, 0.5)));
+    say(&format!(
+        "{{\"figure\":\"{}\",\"median\":{median:.4},\"lower_quartile\":{lower:.4},\"upper_quartile\":{upper:.4},\
+         \"pairs\":{pairs},\"ours\":{:.6e},\"limit\":{limit},\"unit\":\"{}\",\"target\":{target},\"met\":{is_met}}}",
+        figure.name,
+        quantile(&mut ours, 0.5),
+        figure.unit,
+    ))
+}
+
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+/// Between neighbours where it falls between them.
+fn quantile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let place = share * (values.len() - 1) as f64;
+    let (below, above) = (values[place.floor() as usize], values[place.ceil() as usize]);
+    below + (above - below) * place.fract()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_lie_between_their_neighbours() {
+        let mut values = [3.0, 1.0, 2.0];
+        assert_eq!((quantile(&mut values, 0.5), quantile(&mut values, 0.25)), (2.0, 1.5));
+        assert_eq!(quantile(&mut [5.0], 0.75), 5.0);
+    }
+}
