@@ -61,7 +61,7 @@ impl Peer {
         let (stream, welcome) = loop {
             let attempt = deadline.min(Instant::now() + settings.connect_timeout);
             let connected = connect_tcp(address, attempt, 0)
-                .and_then(|stream| greet(&stream, &greeting, settings, attempt).map(|welcome| (stream, welcome)));
+                .and_then(|stream| greet(&stream, &greeting, attempt).map(|welcome| (stream, welcome)));
             match connected {
                 Ok(connected) => break connected,
                 Err(error)
@@ -144,7 +144,7 @@ fn dial_tcp(address: String, settings: Arc<Settings>, greeting: Greeting, instan
     Box::new(move |deadline| {
         let deadline = deadline.min(Instant::now() + settings.connect_timeout);
         let stream = connect_tcp(&address, deadline, 0)?;
-        let welcome = greet(&stream, &greeting, &settings, deadline)?;
+        let welcome = greet(&stream, &greeting, deadline)?;
         if welcome.instance == instance { Ok(stream) } else { Err(Failure::Restarted.into()) }
     })
 }

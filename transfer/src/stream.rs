@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::error::Failure;
-use crate::settings::Settings;
 use crate::wire::{GREETING_BYTES, Greeting, HEADER_BYTES, Header, Kind};
 
 /// A driver that waits in a receipt looks around at least this often: for deadlines, cancellations, silence.
@@ -192,13 +191,8 @@ pub(crate) fn is_same_user(stream: &UnixStream) -> io::Result<()> {
     if peer == own || peer.is_root() || own.is_root() { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
-/// Greets whoever accepted a connection; gives who it is. Then receipts give up after a tick.
-pub(crate) fn greet(
-    stream: &Stream,
-    greeting: &Greeting,
-    settings: &Settings,
-    deadline: Instant,
-) -> Result<Greeting, ConnectError> {
+/// Greets whoever accepted a connection; gives who it is. Then receipts and sends give up after a tick.
+pub(crate) fn greet(stream: &Stream, greeting: &Greeting, deadline: Instant) -> Result<Greeting, ConnectError> {
     let lost = || ConnectError::io(Failure::Unreachable);
     let left = deadline.saturating_duration_since(Instant::now());
     stream.set_timeouts(left, left).map_err(lost())?;
@@ -214,7 +208,7 @@ pub(crate) fn greet(
     let mut body = [0; GREETING_BYTES];
     (&mut &*stream).read_exact(&mut body).map_err(lost())?;
     let welcome = Greeting::decode(&body).map_err(|error| ConnectError::from(error.failure()))?;
-    stream.set_timeouts(TICK, settings.silence_timeout).map_err(lost())?;
+    stream.set_timeouts(TICK, TICK).map_err(lost())?;
     Ok(welcome)
 }
 

@@ -3,7 +3,6 @@
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -27,7 +26,6 @@ pub(crate) struct Neighbour {
     lifeline: Stream,
     life: Mutex<Life>,
     board: Board,
-    settings: Arc<Settings>,
     greeting: Greeting,
     peer: Greeting,
 }
@@ -42,7 +40,7 @@ impl Neighbour {
     ///
     /// `Ok(None)`: it is elsewhere, or does not want to be met. Errors: it is here, but can't be reached.
     pub(crate) fn meet(
-        settings: &Arc<Settings>,
+        settings: &Settings,
         greeting: Greeting,
         peer: Greeting,
         deadline: Instant,
@@ -50,30 +48,25 @@ impl Neighbour {
         if !settings.same_host || peer.socket_token == 0 || peer.boot_id != greeting.boot_id || peer.boot_id == 0 {
             return Ok(None);
         }
-        let lifeline = Self::connect(settings, greeting, peer, deadline)?;
+        let lifeline = Self::connect(greeting, peer, deadline)?;
         let (_, file) = map(&lifeline, RegionId(0), RegionKey(0))?;
         // All of it: how many regions it holds is the peer's bound.
         let length = rustix::fs::fstat(&file).map_err(|error| system(error.into()))?.st_size;
         let board = Memory::map_foreign(file, u64::try_from(length).unwrap_or(0), false);
         let board = Board::of_peer(board.map_err(system)?);
         let life = Mutex::new(Life { is_over: false, checked: Instant::now() });
-        Ok(Some(Self { lifeline, life, board, settings: Arc::clone(settings), greeting, peer }))
+        Ok(Some(Self { lifeline, life, board, greeting, peer }))
     }
 
-    fn connect(
-        settings: &Settings,
-        greeting: Greeting,
-        peer: Greeting,
-        deadline: Instant,
-    ) -> Result<Stream, ConnectError> {
+    fn connect(greeting: Greeting, peer: Greeting, deadline: Instant) -> Result<Stream, ConnectError> {
         let stream = connect_unix(peer.socket_token)?;
-        let welcome = greet(&stream, &greeting, settings, deadline)?;
+        let welcome = greet(&stream, &greeting, deadline)?;
         if welcome.instance == peer.instance { Ok(stream) } else { Err(Failure::Restarted.into()) }
     }
 
     /// Another connection to it.
     pub(crate) fn connection(&self, deadline: Instant) -> Result<Stream, ConnectError> {
-        Self::connect(&self.settings, self.greeting, self.peer, deadline)
+        Self::connect(self.greeting, self.peer, deadline)
     }
 
     /// Maps a region whose key is known, writable if the peer grants it and its memory allows it.

@@ -92,6 +92,7 @@ pub(crate) struct Lane {
     stash: Vec<u8>,
     next_id: u64,
     moved_at: Option<Instant>,
+    looked_at: Option<Instant>,
     /// Not before this is another connection tried, and why.
     rests_until: Option<(Instant, Failure)>,
     failures_in_a_row: u32,
@@ -210,9 +211,20 @@ impl Lane {
 
     fn send(&mut self) -> Result<(), Failure> {
         let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost) };
+        // Answers to writes are few bytes: a peer that owes nothing else never waits for us to take them, so that we may
+        // wait for it.
+        let only_writes = self.awaiting.iter().all(|awaited| awaited.direction == Direction::Write);
+        let wait = if only_writes { Wait::Some } else { Wait::No };
+        let begun = Instant::now();
         while self.outgoing.left() > 0 {
-            match self.outgoing.send(stream.as_fd(), Wait::No) {
-                Ok(_) => self.moved_at = Some(Instant::now()),
+            match self.outgoing.send(stream.as_fd(), wait) {
+                Ok(_) => {
+                    let now = Instant::now();
+                    self.moved_at = Some(now);
+                    if self.outgoing.left() > 0 && now.saturating_duration_since(begun) >= TICK {
+                        return Ok(());
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Err(Failure::ConnectionLost),
@@ -224,8 +236,12 @@ impl Lane {
 
     /// Waits until something can be sent or received, at most a tick, and does it.
     fn wait(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Failure> {
-        let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost) };
         let now = Instant::now();
+        // A peer that moves a byte now and then may not keep us from looking.
+        if self.looked_at.is_none_or(|looked| now.saturating_duration_since(looked) >= TICK) {
+            self.look_around(shared, source)?;
+        }
+        let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost) };
         let deadlines = self.awaiting.iter().filter_map(|awaited| awaited.group.as_ref());
         let until_deadline =
             deadlines.map(|group| group.batch.deadline.saturating_duration_since(now)).min().unwrap_or(TICK);
@@ -252,6 +268,7 @@ impl Lane {
     /// Stops what has to stop, and notices a silent peer.
     fn look_around(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Failure> {
         let now = Instant::now();
+        self.looked_at = Some(now);
         source.purge(now);
         let is_unsent = |id: u64, left: u64, unsent_from: u64| left > 0 && id >= unsent_from;
         for index in 0..self.awaiting.len() {

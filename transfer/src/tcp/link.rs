@@ -57,7 +57,7 @@ impl Shared {
     /// Opens a data connection to the peer.
     pub(crate) fn connect(&self, deadline: Instant) -> Result<Stream, ConnectError> {
         let stream = connect_tcp(&self.address, deadline, self.settings.socket_buffer_bytes)?;
-        let welcome = greet(&stream, &self.greeting, &self.settings, deadline)?;
+        let welcome = greet(&stream, &self.greeting, deadline)?;
         if welcome.instance == self.instance { Ok(stream) } else { Err(Failure::Restarted.into()) }
     }
 
@@ -114,8 +114,15 @@ impl Shared {
 pub(crate) struct TcpLink {
     shared: Arc<Shared>,
     lanes: Arc<[Mutex<Lane>]>,
-    /// Lane that the next caller looks at first.
-    turn: AtomicUsize,
+}
+
+thread_local! {
+    /// Lane that a calling thread looks at first: always the same, so that the same thread at the peer serves it, with
+    /// warm caches. Threads differ.
+    static FIRST_LANE: usize = {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        THREADS.fetch_add(1, Ordering::Relaxed)
+    };
 }
 
 impl TcpLink {
@@ -131,7 +138,7 @@ impl TcpLink {
             work: Condvar::new(),
             closed: AtomicBool::new(false),
         };
-        Self { shared: Arc::new(shared), lanes, turn: AtomicUsize::new(0) }
+        Self { shared: Arc::new(shared), lanes }
     }
 
     /// Makes sure that somebody empties the queue.
@@ -187,7 +194,7 @@ impl Link for TcpLink {
     }
 
     fn carry(&self, groups: Vec<Group>, batch: &BatchState) {
-        let Some(mut lane) = free_lane(&self.lanes, self.turn.fetch_add(1, Ordering::Relaxed)) else {
+        let Some(mut lane) = free_lane(&self.lanes, FIRST_LANE.with(|first| *first)) else {
             return self.post(groups);
         };
         let mut source = Own { groups: groups.into(), batch };
@@ -267,11 +274,11 @@ impl Source for Queued<'_> {
 }
 
 /// A lane that nobody drives: idle and connected before resting.
-fn free_lane(lanes: &[Mutex<Lane>], turn: usize) -> Option<MutexGuard<'_, Lane>> {
+fn free_lane(lanes: &[Mutex<Lane>], first: usize) -> Option<MutexGuard<'_, Lane>> {
     let now = Instant::now();
     let mut second_best = None;
     for step in 0..lanes.len() {
-        let Some(lane) = lanes[(turn + step) % lanes.len()].try_lock() else { continue };
+        let Some(lane) = lanes[first.wrapping_add(step) % lanes.len()].try_lock() else { continue };
         if lane.is_idle() && !lane.rests(now) {
             return Some(lane);
         }
