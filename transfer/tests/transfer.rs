@@ -15,14 +15,14 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn reads_and_writes_of_any_size_and_alignment_arrive() {
-    let pair = Pair::new(24 << 20);
+    let pair = Pair::new(10 << 20);
     for way in WAYS {
         for (round, length) in
-            [1, 7, 4095, 4096, 4097, 65_537, MIB, MIB + MIB / 8 + 1, 20 * MIB + 3].into_iter().enumerate()
+            [1, 7, 4095, 4096, 4097, 65_537, MIB, MIB + MIB / 8 + 1, 9 * MIB + 3].into_iter().enumerate()
         {
             let source = pattern(length as usize, round as u64);
             pair.remote.write_at(5, &source).expect("inside");
-            pair.local.write_at(0, &vec![0; 24 << 20]).expect("inside");
+            pair.local.write_at(0, &vec![0; 10 << 20]).expect("inside");
             let read = pair.request(Direction::Read, 3, 5, length);
             pair.here.transfer(&[read], by(way)).expect("submitted").all().expect("read");
             let local = bytes(&pair.local);
@@ -241,22 +241,22 @@ fn a_local_region_can_be_withdrawn_with_transfers_in_flight() {
 
 #[test]
 fn cancelled_batches_end_soon_and_nothing_arrives_later() {
-    let pair = Pair::new(64 << 20);
-    pair.remote.write_at(0, &vec![1; 64 << 20]).expect("inside");
+    let pair = Pair::new(32 << 20);
+    pair.remote.write_at(0, &vec![1; 32 << 20]).expect("inside");
     for way in WAYS {
         for direction in [Direction::Read, Direction::Write] {
-            let batches: Vec<_> = (0..16)
-                .map(|_| pair.here.submit(&[pair.request(direction, 0, 0, 64 << 20)], by(way)).expect("submitted"))
+            let batches: Vec<_> = (0..8)
+                .map(|_| pair.here.submit(&[pair.request(direction, 0, 0, 32 << 20)], by(way)).expect("submitted"))
                 .collect();
             batches.iter().for_each(|batch| batch.cancel());
             for batch in &batches {
                 let outcome = batch.wait_until(soon()).expect("ended");
                 assert!(matches!(outcome.results[..], [Ok(()) | Err(Failure::Cancelled)]), "{outcome:?}");
             }
-            pair.local.write_at(0, &vec![5; 64 << 20]).expect("inside");
+            pair.local.write_at(0, &vec![5; 32 << 20]).expect("inside");
             let probe = pair.request(Direction::Write, 0, 0, 4096);
             pair.here.transfer(&[probe], by(way)).expect("submitted").all().expect("written");
-            assert!(bytes(&pair.local) == vec![5; 64 << 20], "{way:?} {direction:?}");
+            assert!(bytes(&pair.local) == vec![5; 32 << 20], "{way:?} {direction:?}");
         }
     }
     assert_eq!(pair.here.totals().batches, 0);

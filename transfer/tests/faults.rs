@@ -1,0 +1,406 @@
+//! Peers that die, stop, restart, or are no engines at all: every request ends, with the right reason, in time.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use support::{Pair, WAYS, by, settings, soon, start};
+use tidepool_transfer::{
+    AccessRights, BatchOptions, Direction, Engine, Failure, Memory, PeerId, RemoteSlice, Request, SegmentId, Settings,
+    Slice, TransferError, TransportKind,
+};
+
+mod support;
+
+const TARGET_BYTES: u64 = 64 << 20;
+
+/// An engine in a process of its own, with 64 MiB named "bench".
+struct Target {
+    child: Child,
+    address: String,
+}
+
+impl Target {
+    fn start(listen: &str) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tidepool-transfer-bench"))
+            .args(["target", "--listen", listen, "--bytes", "64M"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("spawned");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("said");
+        let address = line.split('"').nth(3).expect("an address").to_owned();
+        Self { child, address }
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("signalled");
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("gone");
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An engine that opened a target's segment.
+struct Asking {
+    engine: Engine,
+    peer: PeerId,
+    request: Request,
+    local: Memory,
+}
+
+impl Asking {
+    fn new(address: &str, silence: Duration) -> Self {
+        let engine = start(Settings { silence_timeout: silence, ..Settings::default() });
+        let peer = engine.connect(address, soon()).expect("connected");
+        let segment = engine.open(peer, "bench", soon()).expect("opened");
+        let local = Memory::anonymous(TARGET_BYTES as usize).expect("memory");
+        let region = engine.register(&local, AccessRights::LOCAL, None).expect("registered").region;
+        let request = Request {
+            direction: Direction::Read,
+            local: Slice { region, offset: 0, length: TARGET_BYTES },
+            remote: RemoteSlice { segment, offset: 0 },
+        };
+        Self { engine, peer, request, local }
+    }
+
+    fn small(&self) -> Request {
+        Request { local: Slice { length: 4096, ..self.request.local }, ..self.request }
+    }
+
+    fn result(&self, request: Request, way: TransportKind) -> Result<(), Failure> {
+        self.engine.transfer(&[request], by(way)).expect("submitted").results[0]
+    }
+}
+
+#[test]
+fn a_killed_peer_ends_what_is_on_its_way_and_what_comes_after() {
+    for way in WAYS {
+        let mut target = Target::start("127.0.0.1:0");
+        let asking = Asking::new(&target.address, Duration::from_secs(5));
+        asking.result(asking.small(), way).expect("read");
+        let batches: Vec<_> =
+            (0..64).map(|_| asking.engine.submit(&[asking.request], by(way)).expect("submitted")).collect();
+        target.kill();
+        let killed = Instant::now();
+        let ended: Vec<_> = batches.iter().map(|batch| batch.wait_until(soon()).expect("ended").results[0]).collect();
+        assert!(ended.iter().any(|result| result.is_err()), "{way:?}: all of 4 GiB was read before the kill");
+        for result in ended {
+            assert!(
+                matches!(result, Ok(()) | Err(Failure::ConnectionLost | Failure::Unreachable)),
+                "{way:?} {result:?}"
+            );
+        }
+        assert!(killed.elapsed() < Duration::from_secs(10), "{way:?} {:?}", killed.elapsed());
+        if way == TransportKind::Tcp {
+            assert_eq!(asking.result(asking.small(), way), Err(Failure::Unreachable));
+        } else {
+            // Its memory is still mapped here, but nobody answers for it.
+            let refused = asking.engine.submit(&[asking.small()], by(way));
+            assert!(matches!(refused, Err(TransferError::NoRight { .. })), "{refused:?}");
+            assert_eq!(
+                asking.engine.transfer(&[asking.small()], BatchOptions::default()).expect("submitted").results,
+                [Err(Failure::Unreachable)]
+            );
+        }
+        let error = asking.engine.probe(asking.peer, soon()).expect_err("gone");
+        assert!(matches!(error, TransferError::Peer { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_stopped_peer_is_given_up_after_the_silence_timeout_and_serves_again_later() {
+    let target = Target::start("127.0.0.1:0");
+    let asking = Asking::new(&target.address, Duration::from_millis(600));
+    let tcp = TransportKind::Tcp;
+    asking.result(asking.request, tcp).expect("read");
+    target.signal(rustix::process::Signal::STOP);
+    let stopped = Instant::now();
+    assert_eq!(asking.result(asking.request, tcp), Err(Failure::Silent));
+    assert!(stopped.elapsed() >= Duration::from_millis(500), "{:?}", stopped.elapsed());
+    assert!(stopped.elapsed() < Duration::from_secs(5), "{:?}", stopped.elapsed());
+    // A deadline before that is kept.
+    let deadline = Instant::now() + Duration::from_millis(100);
+    let options = BatchOptions { deadline: Some(deadline), ..by(tcp) };
+    let asked = Instant::now();
+    let result = asking.engine.transfer(&[asking.small()], options).expect("submitted").results[0];
+    assert!(matches!(result, Err(Failure::DeadlinePassed | Failure::Silent | Failure::Unreachable)), "{result:?}");
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    let call = asking.engine.call(asking.peer, b"there?", Instant::now() + Duration::from_millis(200));
+    assert!(matches!(call, Err(TransferError::Peer { failure: Failure::DeadlinePassed, .. })), "{call:?}");
+    target.signal(rustix::process::Signal::CONT);
+    let until = soon();
+    while let Err(failure) = asking.result(asking.small(), tcp) {
+        assert!(Instant::now() < until, "{failure}");
+    }
+    asking.engine.probe(asking.peer, soon()).expect("alive");
+}
+
+#[test]
+fn no_byte_arrives_after_a_batch_ended_by_its_deadline() {
+    let target = Target::start("127.0.0.1:0");
+    let asking = Asking::new(&target.address, Duration::from_secs(20));
+    for _ in 0..4 {
+        let deadline = Instant::now() + Duration::from_millis(15);
+        let options = BatchOptions { deadline: Some(deadline), ..by(TransportKind::Tcp) };
+        let batch = asking.engine.submit(&[asking.request], options).expect("submitted");
+        target.signal(rustix::process::Signal::STOP);
+        let outcome = batch.wait_until(soon()).expect("ended");
+        assert!(matches!(outcome.results[0], Ok(()) | Err(Failure::DeadlinePassed)), "{outcome:?}");
+        asking.local.write_at(0, &vec![3; TARGET_BYTES as usize]).expect("inside");
+        target.signal(rustix::process::Signal::CONT);
+        let other = Memory::anonymous(4096).expect("memory");
+        let region = asking.engine.register(&other, AccessRights::LOCAL, None).expect("registered").region;
+        let small = Request { local: Slice { region, offset: 0, length: 4096 }, ..asking.request };
+        asking.result(small, TransportKind::Tcp).expect("read");
+        assert!(support::bytes(&asking.local) == vec![3; TARGET_BYTES as usize]);
+    }
+}
+
+#[test]
+fn another_engine_on_the_same_port_is_not_taken_for_the_first() {
+    let mut target = Target::start("127.0.0.1:0");
+    let asking = Asking::new(&target.address, Duration::from_secs(5));
+    asking.result(asking.small(), TransportKind::Tcp).expect("read");
+    target.kill();
+    let _second = Target::start(&target.address);
+    for _ in 0..3 {
+        let result = asking.engine.transfer(&[asking.small()], BatchOptions::default()).expect("submitted").results[0];
+        assert_eq!(result, Err(Failure::Restarted));
+    }
+    let peer = asking.engine.connect(&target.address, soon()).expect("connected");
+    assert_ne!(peer, asking.peer);
+    let segment = asking.engine.open(peer, "bench", soon()).expect("opened");
+    for way in WAYS {
+        let again = Request { remote: RemoteSlice { segment, offset: 0 }, ..asking.small() };
+        asking.result(again, way).expect("read");
+    }
+}
+
+#[test]
+fn another_program_on_the_same_port_is_noticed() {
+    let mut target = Target::start("127.0.0.1:0");
+    let asking = Asking::new(&target.address, Duration::from_secs(5));
+    target.kill();
+    let _other = impostor(TcpListener::bind(&target.address).expect("bound"), |mut stream| {
+        let _ = stream.write_all(&b"HTTP/1.1 400 Bad Request\r\n\r\n".repeat(10));
+        let _ = stream.read(&mut [0; 256]);
+    });
+    assert_eq!(asking.result(asking.small(), TransportKind::Tcp), Err(Failure::Protocol));
+}
+
+/// Serves connections with `serve` until the test ends.
+fn impostor(listener: TcpListener, serve: impl Fn(TcpStream) + Send + 'static) -> String {
+    let address = listener.local_addr().expect("bound").to_string();
+    std::thread::spawn(move || listener.incoming().flatten().for_each(serve));
+    address
+}
+
+#[test]
+fn garbage_newer_versions_and_silence_at_the_greeting_have_their_reasons() {
+    let any = || TcpListener::bind("127.0.0.1:0").expect("bound");
+    let engine = start(Settings { connect_timeout: Duration::from_millis(300), ..Settings::default() });
+    let in_a_second = || Instant::now() + Duration::from_millis(900);
+    let failure = |address: &str| match engine.connect(address, in_a_second()).expect_err("no engine") {
+        TransferError::Peer { failure, .. } => failure,
+        other => panic!("{other}"),
+    };
+    let garbage = impostor(any(), |mut stream| drop(stream.write_all(&[0xab; 512])));
+    assert_eq!(failure(&garbage), Failure::Protocol);
+    // An ERROR frame of an engine of the future: "TPTE", version 9, kind 3, status 11 (version).
+    let newer = impostor(any(), |mut stream| {
+        let mut frame = *b"TPTE\x09\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x0b\0\0\0\0\0\0\0";
+        let check = crc32fast::hash(&frame[..28]);
+        frame[28..].copy_from_slice(&check.to_le_bytes());
+        let _ = stream.read(&mut [0; 128]);
+        let _ = stream.write_all(&frame);
+    });
+    assert_eq!(failure(&newer), Failure::Version);
+    let silent = impostor(any(), |stream| {
+        let mut stream = stream;
+        while stream.read(&mut [0; 256]).is_ok_and(|count| count > 0) {}
+    });
+    assert_eq!(failure(&silent), Failure::Unreachable);
+    assert_eq!(failure("127.0.0.1:9"), Failure::Unreachable);
+}
+
+#[test]
+fn a_peer_that_comes_up_late_is_waited_for() {
+    let address = {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        listener.local_addr().expect("bound").to_string()
+    };
+    let engine = start(Settings::default());
+    let connecting = {
+        let (engine, address) = (engine.clone(), address.clone());
+        std::thread::spawn(move || engine.connect(&address, soon()))
+    };
+    let late = Settings { listen: vec![address], ..Settings::default() };
+    let _there = start(late);
+    connecting.join().expect("no panic").expect("connected");
+}
+
+#[test]
+fn clients_that_speak_garbage_cost_an_engine_only_their_connection() {
+    let pair = Pair::new(4096);
+    let address = support::address(&pair.there);
+    let hostile: [&[u8]; 5] = [b"GET / HTTP/1.1\r\n\r\n", &[0; 4096], &[0xff; 65_536], b"TPTE", b""];
+    for bytes in hostile.iter().cycle().take(50) {
+        let mut stream = TcpStream::connect(&address).expect("connected");
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        // It is ended, with an ERROR frame or a reset: nothing else comes.
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty() || answer.len() == 32, "{} bytes", answer.len());
+    }
+    pair.here
+        .transfer(&[pair.request(Direction::Read, 0, 0, 4096)], by(TransportKind::Tcp))
+        .expect("submitted")
+        .all()
+        .expect("others are served");
+}
+
+#[test]
+fn connections_beyond_the_bound_are_refused_and_the_others_go_on() {
+    let there = start(Settings { connections: 4, same_host: false, ..settings() });
+    let address = support::address(&there);
+    let engines: Vec<_> = (0..4).map(|_| start(Settings::default())).collect();
+    let peers: Vec<_> = engines.iter().map(|engine| engine.connect(&address, soon()).expect("room")).collect();
+    let soon_refused = start(Settings::default()).connect(&address, Instant::now() + Duration::from_millis(300));
+    assert!(matches!(soon_refused, Err(TransferError::Peer { failure: Failure::Overloaded, .. })), "{soon_refused:?}");
+    for (engine, peer) in engines.iter().zip(peers) {
+        engine.probe(peer, soon()).expect("alive");
+    }
+    drop(engines);
+    start(Settings::default()).connect(&address, soon()).expect("room again");
+}
+
+#[test]
+fn a_slow_reader_holds_up_neither_others_nor_the_withdrawal_of_what_it_reads() {
+    let pair = Pair::new(64 << 20);
+    let slow = slow_reader(&pair);
+    // Others are served meanwhile.
+    for _ in 0..10 {
+        let read = pair.request(Direction::Read, 0, 0, 1 << 20);
+        pair.here.transfer(&[read], by(TransportKind::Tcp)).expect("submitted").all().expect("read");
+    }
+    let asked = Instant::now();
+    pair.there.unregister(pair.ticket.region, Instant::now() + Duration::from_millis(200)).expect("withdrawn");
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    drop(slow);
+}
+
+/// A connection that greeted, asked for 64 MiB and takes none of it: frames written by hand, as the format says.
+fn slow_reader(pair: &Pair) -> TcpStream {
+    let frame = |kind: u8, count: u16, length: u64, body: &[u8]| {
+        let mut frame = b"TPTE\x01".to_vec();
+        frame.push(kind);
+        frame.extend(count.to_le_bytes());
+        frame.extend(7_u64.to_le_bytes());
+        frame.extend(length.to_le_bytes());
+        frame.extend(0_u32.to_le_bytes());
+        frame.extend(crc32fast::hash(&frame).to_le_bytes());
+        frame.extend(body);
+        frame
+    };
+    let mut greeting = [0; 96];
+    greeting[48..51].copy_from_slice(&[1, 1, 1]);
+    let mut stream = TcpStream::connect(support::address(&pair.there)).expect("connected");
+    stream.write_all(&frame(1, 0, 96, &greeting)).expect("greeted");
+    let mut welcome = [0; 128];
+    stream.read_exact(&mut welcome).expect("welcomed");
+    assert_eq!(&welcome[..6], b"TPTE\x01\x02");
+    let mut item = pair.ticket.region.0.to_le_bytes().to_vec();
+    item.extend(pair.ticket.key.0.to_le_bytes());
+    item.extend(0_u64.to_le_bytes());
+    item.extend((64_u64 << 20).to_le_bytes());
+    stream.write_all(&frame(4, 1, 64 << 20, &item)).expect("asked");
+    // The first bytes of the answer: from here on it is being served.
+    stream.read_exact(&mut [0; 64]).expect("served");
+    stream
+}
+
+#[test]
+fn closing_an_engine_ends_its_batches_and_calls() {
+    let target = Target::start("127.0.0.1:0");
+    for way in WAYS {
+        let asking = Asking::new(&target.address, Duration::from_secs(20));
+        let batches: Vec<_> =
+            (0..32).map(|_| asking.engine.submit(&[asking.request], by(way)).expect("submitted")).collect();
+        asking.engine.close();
+        for batch in batches {
+            let outcome = batch.wait_until(soon()).expect("ended");
+            assert!(
+                matches!(outcome.results[0], Ok(()) | Err(Failure::Closed | Failure::Cancelled)),
+                "{way:?} {outcome:?}"
+            );
+        }
+        assert!(matches!(asking.engine.submit(&[asking.request], by(way)), Err(TransferError::Closed)));
+        assert_eq!(asking.engine.totals().registered_bytes, 0);
+    }
+}
+
+#[test]
+fn descriptors_run_out_and_come_back() {
+    // In a process of its own: the limit is the process's.
+    if std::env::var_os("TIDEPOOL_FEW_DESCRIPTORS").is_none() {
+        let name = "descriptors_run_out_and_come_back";
+        let status = Command::new(std::env::current_exe().expect("this test"))
+            .args([name, "--exact", "--nocapture"])
+            .env("TIDEPOOL_FEW_DESCRIPTORS", "1")
+            .status()
+            .expect("ran");
+        assert!(status.success());
+        return;
+    }
+    let target = Target::start("127.0.0.1:0");
+    let asking = Asking::new(&target.address, Duration::from_secs(5));
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let few = rustix::process::Rlimit { current: Some(64), maximum: limit.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).expect("set");
+    let mut held = Vec::new();
+    while let Ok(file) = std::fs::File::open("/dev/null") {
+        held.push(file);
+    }
+    let result = asking.result(asking.small(), TransportKind::Tcp);
+    assert!(matches!(result, Err(Failure::Overloaded)), "{result:?}");
+    // What is connected or mapped goes on.
+    asking.result(asking.small(), TransportKind::SharedMemory).expect("read");
+    asking.engine.probe(asking.peer, soon()).expect("alive");
+    drop(held);
+    let until = soon();
+    while let Err(failure) = asking.result(asking.small(), TransportKind::Tcp) {
+        assert!(Instant::now() < until, "{failure}");
+    }
+}
+
+#[test]
+fn segments_of_a_closed_engine_are_refused_to_those_who_mapped_them() {
+    let pair = Pair::new(4096);
+    pair.there.close();
+    let segment: SegmentId = pair.segment;
+    let read = pair.request(Direction::Read, 0, 0, 4096);
+    let until = soon();
+    // Noticed at once by the board; by the lifeline 10 ms later.
+    match pair.here.transfer(&[read], by(TransportKind::SharedMemory)) {
+        Ok(outcome) => assert!(outcome.results[0].is_err()),
+        Err(error) => assert!(matches!(error, TransferError::NoRight { .. }), "{error}"),
+    }
+    while pair.here.segment(segment).expect("open").1 == Some(TransportKind::SharedMemory) {
+        assert!(Instant::now() < until);
+    }
+}

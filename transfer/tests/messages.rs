@@ -1,0 +1,150 @@
+//! Messages between engines: replies reach who asked, and nobody waits past a deadline.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use support::{Pair, settings, soon};
+use tidepool_transfer::{AccessRights, Failure, Handler, Responder, Settings, TransferError};
+
+mod support;
+
+/// Answers backwards; "later" by another thread, "never" not at all, "drop" by dropping.
+#[derive(Default)]
+struct Backwards {
+    kept: Mutex<Vec<Responder>>,
+}
+
+impl Handler for Backwards {
+    fn handle(&self, request: &[u8], responder: Responder) {
+        match request {
+            b"later" => drop(std::thread::spawn(move || responder.reply(b"retal"))),
+            b"never" => self.kept.lock().push(responder),
+            b"drop" => drop(responder),
+            _ => responder.reply(&request.iter().rev().copied().collect::<Vec<_>>()),
+        }
+    }
+}
+
+/// Over a unix socket, and over TCP.
+fn pairs() -> [Pair; 2] {
+    [settings(), Settings { same_host: false, ..settings() }].map(|here| {
+        let pair = Pair::with(4096, AccessRights::READ, here, settings());
+        pair.there.set_handler(Arc::new(Backwards::default()));
+        pair
+    })
+}
+
+#[test]
+fn replies_of_any_size_come_back() {
+    for pair in pairs() {
+        for length in [0, 1, 64, 4096, 65_536, 4 << 20] {
+            let request = support::pattern(length, 1);
+            let reply = pair.here.call(pair.peer, &request, soon()).expect("answered");
+            assert!(reply.iter().rev().eq(&request), "{length}");
+        }
+        let long = vec![0; (4 << 20) + 1];
+        assert!(matches!(pair.here.call(pair.peer, &long, soon()), Err(TransferError::Length { .. })));
+    }
+}
+
+#[test]
+fn every_thread_gets_its_own_reply() {
+    for pair in pairs() {
+        std::thread::scope(|scope| {
+            for thread in 0..8_u64 {
+                let pair = &pair;
+                scope.spawn(move || {
+                    for index in 0..300_u64 {
+                        let request = [thread.to_le_bytes(), index.to_le_bytes()].concat();
+                        let reply = pair.here.call(pair.peer, &request, soon()).expect("answered");
+                        assert!(reply.iter().rev().eq(&request));
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn many_at_once_are_answered_in_order_each_by_itself() {
+    for pair in pairs() {
+        let requests: Vec<Vec<u8>> = (0..1000_u64)
+            .map(|index| match index % 10 {
+                3 => b"later".to_vec(),
+                7 => b"drop".to_vec(),
+                _ => index.to_le_bytes().to_vec(),
+            })
+            .collect();
+        let borrowed: Vec<&[u8]> = requests.iter().map(Vec::as_slice).collect();
+        let replies = pair.here.call_all(pair.peer, &borrowed, soon()).expect("sent");
+        assert_eq!(replies.len(), requests.len());
+        for (request, reply) in requests.iter().zip(replies) {
+            match reply {
+                Ok(reply) => assert!(reply.iter().rev().eq(request)),
+                Err(error) => assert!(request == b"drop" && matches!(error, TransferError::NoAnswer(_)), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn large_messages_both_ways_at_once_do_not_wait_for_each_other() {
+    for pair in pairs() {
+        let large = vec![5; 1 << 20];
+        let requests = vec![large.as_slice(); 24];
+        let replies = pair.here.call_all(pair.peer, &requests, soon()).expect("sent");
+        assert!(replies.into_iter().all(|reply| reply.expect("answered") == large));
+    }
+}
+
+#[test]
+fn a_call_without_an_answer_ends_at_its_deadline_and_its_late_answer_is_nobodys() {
+    for pair in pairs() {
+        let handler = Arc::new(Backwards::default());
+        pair.there.set_handler(Arc::clone(&handler) as Arc<dyn Handler>);
+        let asked = Instant::now();
+        let error = pair.here.call(pair.peer, b"never", asked + Duration::from_millis(80)).expect_err("no answer");
+        assert!(matches!(error, TransferError::Peer { failure: Failure::DeadlinePassed, .. }), "{error}");
+        assert!(asked.elapsed() >= Duration::from_millis(80) && asked.elapsed() < Duration::from_secs(5));
+        for responder in handler.kept.lock().drain(..) {
+            responder.reply(b"too late");
+        }
+        for _ in 0..10 {
+            assert_eq!(pair.here.call(pair.peer, b"abc", soon()).expect("answered"), b"cba");
+        }
+    }
+}
+
+#[test]
+fn unanswered_messages_are_bounded() {
+    let few = Settings { messages: 4, ..settings() };
+    let pair = Pair::with(4096, AccessRights::READ, few, settings());
+    let handler = Arc::new(Backwards::default());
+    pair.there.set_handler(handler);
+    let too_many = pair.here.call_all(pair.peer, &[&b"a"[..]; 5], soon());
+    assert!(matches!(too_many, Err(TransferError::Peer { failure: Failure::Overloaded, .. })), "{too_many:?}");
+    assert_eq!(pair.here.call_all(pair.peer, &[&b"a"[..]; 4], soon()).expect("sent").len(), 4);
+
+    // The answering side has a bound of its own.
+    let few = Settings { messages: 4, ..settings() };
+    let pair = Pair::with(4096, AccessRights::READ, settings(), few);
+    pair.there.set_handler(Arc::new(Backwards::default()));
+    let mut requests = vec![&b"never"[..]; 4];
+    requests.push(b"abc");
+    let replies = pair.here.call_all(pair.peer, &requests, Instant::now() + Duration::from_millis(300)).expect("sent");
+    let failures = replies.into_iter().map(|reply| match reply {
+        Err(TransferError::Peer { failure, .. }) => failure,
+        other => panic!("{other:?}"),
+    });
+    let failures = failures.collect::<Vec<_>>();
+    assert_eq!(failures[..4], [Failure::DeadlinePassed; 4]);
+    assert_eq!(failures[4], Failure::Overloaded);
+}
+
+#[test]
+fn without_a_handler_there_is_no_answer() {
+    let pair = Pair::new(4096);
+    let error = pair.here.call(pair.peer, b"hello", soon()).expect_err("nobody");
+    assert!(matches!(error, TransferError::NoAnswer(_)), "{error}");
+}
