@@ -149,7 +149,8 @@ impl Control {
             *lane = Some(Arc::clone(&open));
             return Ok(open);
         }
-        let mut lane = self.lanes[turn % self.lanes.len()].lock();
+        let lane = self.lanes[turn % self.lanes.len()].try_lock_until(deadline);
+        let mut lane = lane.ok_or(Failure::DeadlinePassed)?;
         if let Some(open) = &*lane
             && !open.is_over()
         {

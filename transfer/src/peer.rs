@@ -74,7 +74,8 @@ impl Peer {
                 Err(error) => return Err(error),
             }
         };
-        let neighbour = Neighbour::meet(settings, greeting, welcome, deadline).unwrap_or_else(|error| {
+        let attempt = deadline.min(Instant::now() + settings.connect_timeout);
+        let neighbour = Neighbour::meet(settings, greeting, welcome, attempt).unwrap_or_else(|error| {
             // Same boot, but another network namespace or user: TCP it is.
             tracing::info!(address, failure = %error.failure, "peer on this host can't be met: using TCP");
             None
@@ -90,7 +91,9 @@ impl Peer {
             let (dial, first) = match &neighbour {
                 Some(neighbour) => {
                     let (first, again) = (neighbour.connection(deadline)?, Arc::clone(neighbour));
-                    let dial: crate::control::Dial = Box::new(move |deadline| again.connection(deadline));
+                    let timeout = settings.connect_timeout;
+                    let dial: crate::control::Dial =
+                        Box::new(move |deadline| again.connection(deadline.min(Instant::now() + timeout)));
                     (dial, first)
                 }
                 None => (dial_tcp(address.to_owned(), Arc::clone(settings), greeting, welcome.instance), stream),

@@ -21,7 +21,11 @@ impl Handler for Backwards {
             b"later" => drop(std::thread::spawn(move || responder.reply(b"retal"))),
             b"never" => self.kept.lock().push(responder),
             b"drop" => drop(responder),
-            _ => responder.reply(&request.iter().rev().copied().collect::<Vec<_>>()),
+            _ => {
+                let mut reply = request.to_vec();
+                reply.reverse();
+                responder.reply(&reply);
+            }
         }
     }
 }

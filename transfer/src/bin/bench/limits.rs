@@ -30,6 +30,10 @@ impl Bare {
         Ok(Self { process: Process::start(&["limit-server"])? })
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     fn connect(&self) -> Result<TcpStream, Error> {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         socket.set_recv_buffer_size(SOCKET_BYTES)?;

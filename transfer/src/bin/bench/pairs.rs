@@ -44,8 +44,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     let mappings = RefCell::new(Mappings::new()?);
     let mut figures = figures(&near, &far, &bare, &mappings);
     figures.retain(|figure| wanted.is_none_or(|wanted| figure.name.starts_with(wanted)));
+    let processes = [std::process::id(), target.id(), bare.id()];
     for figure in figures {
-        measure(figure, pairs, duration)?;
+        let name = figure.name;
+        if let Err(error) = measure(figure, pairs, duration, &processes) {
+            say(&format!("{{\"figure\":\"{name}\",\"error\":\"{}\"}}", error.to_string().escape_default()))?;
+        }
     }
     Ok(())
 }
@@ -67,8 +71,8 @@ fn figures<'a>(
     let rate = |load| move |duration| near.run(load, duration).map(|moved| moved.bytes as f64 / seconds(moved.elapsed));
     let requests =
         |load| move |duration| near.run(load, duration).map(|moved| moved.requests as f64 / seconds(moved.elapsed));
-    // Better of a bare socket and iperf3, where there is one.
-    let stream = || move |duration| Ok(iperf(duration).unwrap_or(0.0).max(bare.stream(duration)?));
+    let stream = || move |duration| bare.stream(duration);
+    let iperf = |duration| iperf(duration).ok_or_else(|| "iperf3 did not run".into());
     let one = |load| {
         move |duration| near.run(load, duration).map(|moved| seconds(moved.elapsed) / moved.requests.max(1) as f64)
     };
@@ -111,6 +115,13 @@ fn figures<'a>(
             bound: Bound::AtLeast(0.85),
             ours: Box::new(rate(load(tcp, write, mib, 16))),
             limit: Some(Box::new(stream())),
+        },
+        Figure {
+            name: "tcp-iperf-read-1m",
+            unit: "bytes/s",
+            bound: Bound::AtLeast(0.85),
+            ours: Box::new(rate(load(tcp, read, mib, 16))),
+            limit: Some(Box::new(iperf)),
         },
         Figure {
             name: "tcp-read-4k",
@@ -181,12 +192,18 @@ fn messages(initiator: &Initiator, at_once: usize, duration: Duration) -> Result
 }
 
 /// One pair that warms up, then those that count.
-fn measure(mut figure: Figure<'_>, pairs: u64, duration: Duration) -> Result<(), Error> {
-    let (mut ours, mut limits, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+fn measure(mut figure: Figure<'_>, pairs: u64, duration: Duration, processes: &[u32]) -> Result<(), Error> {
+    let (mut ours, mut limits, mut ratios, mut cpu_ratios) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for pair in 0..=pairs {
+        let before = cpu_seconds(processes);
         let our = (figure.ours)(duration)?;
+        let between = cpu_seconds(processes);
         let limit = figure.limit.as_mut().map_or(Ok(1.0), |limit| limit(duration))?;
+        let after = cpu_seconds(processes);
         if pair > 0 {
+            // Both sides ran about as long: work done is rate times time.
+            let work = |rate: f64| if matches!(figure.bound, Bound::AtMost(_)) { 1.0 / rate } else { rate };
+            cpu_ratios.push((between - before) / work(our) / ((after - between) / work(limit)));
             ours.push(our);
             limits.push(limit);
             ratios.push(our / limit);
@@ -197,14 +214,28 @@ fn measure(mut figure: Figure<'_>, pairs: u64, duration: Duration) -> Result<(),
         Bound::AtLeast(least) => (least, median >= least && lower >= 0.9 * least),
         Bound::AtMost(most) => (most, median <= most && upper <= 1.1 * most),
     };
-    let limit = figure.limit.map_or("null".to_owned(), |_| format!("{:.6e}", quantile(&mut limits, 0.5)));
+    let beside = |value: String| if figure.limit.is_some() { value } else { "null".to_owned() };
+    let limit = beside(format!("{:.6e}", quantile(&mut limits, 0.5)));
+    let cpu = beside(format!("{:.3}", quantile(&mut cpu_ratios, 0.5)));
     say(&format!(
         "{{\"figure\":\"{}\",\"median\":{median:.4},\"lower_quartile\":{lower:.4},\"upper_quartile\":{upper:.4},\
-         \"pairs\":{pairs},\"ours\":{:.6e},\"limit\":{limit},\"unit\":\"{}\",\"target\":{target},\"met\":{is_met}}}",
+         \"pairs\":{pairs},\"ours\":{:.6e},\"limit\":{limit},\"unit\":\"{}\",\"cpu_ratio\":{cpu},\"target\":{target},\"met\":{is_met}}}",
         figure.name,
         quantile(&mut ours, 0.5),
         figure.unit,
     ))
+}
+
+/// User and system time of these processes and of children that they waited for.
+fn cpu_seconds(processes: &[u32]) -> f64 {
+    let of = |id: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        // The name, in parentheses, may hold anything; the four times are the 12th to 15th field after it.
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        let times = after_name.split_whitespace().skip(11).take(4).filter_map(|text: &str| text.parse::<f64>().ok());
+        times.sum::<f64>() / rustix::param::clock_ticks_per_second() as f64
+    };
+    processes.iter().map(of).sum()
 }
 
 fn seconds(duration: Duration) -> f64 {

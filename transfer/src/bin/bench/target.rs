@@ -83,6 +83,12 @@ impl Process {
     }
 }
 
+impl Process {
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
