@@ -63,7 +63,8 @@ struct Asking {
 
 impl Asking {
     fn new(address: &str, silence: Duration) -> Self {
-        let engine = start(Settings { silence_timeout: silence, ..Settings::default() });
+        // One lane: what is asked later comes later.
+        let engine = start(Settings { silence_timeout: silence, lanes: 1, ..Settings::default() });
         let peer = engine.connect(address, soon()).expect("connected");
         let segment = engine.open(peer, "bench", soon()).expect("opened");
         let local = Memory::anonymous(TARGET_BYTES as usize).expect("memory");
@@ -152,13 +153,20 @@ fn a_stopped_peer_is_given_up_after_the_silence_timeout_and_serves_again_later()
 fn no_byte_arrives_after_a_batch_ended_by_its_deadline() {
     let target = Target::start("127.0.0.1:0");
     let asking = Asking::new(&target.address, Duration::from_secs(20));
+    let mut stopped_midway = 0;
     for _ in 0..4 {
-        let deadline = Instant::now() + Duration::from_millis(15);
+        asking.local.write_at(0, &vec![3; TARGET_BYTES as usize]).expect("inside");
+        let deadline = Instant::now() + Duration::from_millis(150);
         let options = BatchOptions { deadline: Some(deadline), ..by(TransportKind::Tcp) };
         let batch = asking.engine.submit(&[asking.request], options).expect("submitted");
+        let mut first = [3; 8];
+        while first == [3; 8] && Instant::now() < deadline {
+            asking.local.read_at(0, &mut first).expect("inside");
+        }
         target.signal(rustix::process::Signal::STOP);
         let outcome = batch.wait_until(soon()).expect("ended");
         assert!(matches!(outcome.results[0], Ok(()) | Err(Failure::DeadlinePassed)), "{outcome:?}");
+        stopped_midway += u32::from(outcome.results[0].is_err());
         asking.local.write_at(0, &vec![3; TARGET_BYTES as usize]).expect("inside");
         target.signal(rustix::process::Signal::CONT);
         let other = Memory::anonymous(4096).expect("memory");
@@ -167,6 +175,7 @@ fn no_byte_arrives_after_a_batch_ended_by_its_deadline() {
         asking.result(small, TransportKind::Tcp).expect("read");
         assert!(support::bytes(&asking.local) == vec![3; TARGET_BYTES as usize]);
     }
+    assert!(stopped_midway > 0, "every batch was done before its peer was stopped");
 }
 
 #[test]
