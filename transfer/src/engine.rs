@@ -296,7 +296,7 @@ impl Engine {
     /// Submits a batch; it is on its way when this returns. Nothing is, if this fails.
     ///
     /// # Errors
-    /// `UnknownRegion`, `UnknownSegment`, `Slice`, `NoRight`, `Full`, `Length`, `Closed`.
+    /// `UnknownRegion`, `UnknownSegment`, `Slice`, `NoRight`, `NoWay`, `Full`, `Length`, `Closed`.
     pub fn submit(&self, requests: &[Request], options: BatchOptions) -> Result<Batch, TransferError> {
         let Prepared { batch, posts } = self.0.prepare(requests, options)?;
         for (link, groups) in posts {
@@ -557,22 +557,17 @@ struct Way {
 impl Plan<'_> {
     fn add(&mut self, index: usize, request: &Request, kind: Option<TransportKind>) -> Result<(), TransferError> {
         let of_slice = |source| TransferError::Slice { request: index, source };
-        let no_right = Err(TransferError::NoRight { request: index });
         let region = self.region(request.local.region)?;
         let memory = &self.uses[region].region().memory;
         request.local.check(memory.len()).map_err(of_slice)?;
         let is_read = request.direction == Direction::Read;
         if is_read && !memory.is_writable() {
-            return no_right;
+            return Err(TransferError::NoRight { request: index });
         }
-        let way = self.way(request, kind)?;
-        let Some(way) = way else { return no_right };
+        let way = self.way(index, request, kind)?;
         let way = &mut self.ways[way];
         let info = &self.segments[way.segment].info;
         check_range(request.remote.offset, request.local.length, info.length).map_err(of_slice)?;
-        if !(if is_read { info.rights.remote_read } else { info.rights.remote_write }) {
-            return no_right;
-        }
         let whole = Piece {
             direction: request.direction,
             request: index as u32,
@@ -597,20 +592,25 @@ impl Plan<'_> {
         Ok(self.uses.len() - 1)
     }
 
-    /// Place of the way that a request takes, if there is one.
-    fn way(&mut self, request: &Request, kind: Option<TransportKind>) -> Result<Option<usize>, TransferError> {
+    /// Place of the way that a request takes.
+    fn way(&mut self, index: usize, request: &Request, kind: Option<TransportKind>) -> Result<usize, TransferError> {
         let (id, direction) = (request.remote.segment, request.direction);
         if let Some(place) = self.ways.iter().rposition(|way| way.id == id && way.direction == direction) {
-            return Ok(Some(place));
+            return Ok(place);
         }
         let segment = self.engine.segments.read().get(id.0).map(Arc::clone);
         let segment = segment.ok_or(TransferError::UnknownSegment(id))?;
-        let Some(link) = segment.peer.link(&segment, direction, kind).map(Arc::clone) else { return Ok(None) };
+        let rights = segment.info.rights;
+        if !(if direction == Direction::Read { rights.remote_read } else { rights.remote_write }) {
+            return Err(TransferError::NoRight { request: index });
+        }
+        let link = segment.peer.link(&segment, direction, kind).map(Arc::clone);
+        let link = link.ok_or(TransferError::NoWay { request: index })?;
         let piece_bytes = link.limits().piece_bytes;
         self.segments.push(segment);
         let segment = self.segments.len() - 1;
         self.ways.push(Way { link, piece_bytes, direction, segment, id, pieces: Vec::new() });
-        Ok(Some(self.ways.len() - 1))
+        Ok(self.ways.len() - 1)
     }
 }
 

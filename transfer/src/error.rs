@@ -149,6 +149,12 @@ pub enum TransferError {
         /// Its place in the batch.
         request: usize,
     },
+    /// The transport that was asked for does not reach the segment, or does not any more.
+    #[error("request {request}: no such way to the segment")]
+    NoWay {
+        /// Its place in the batch.
+        request: usize,
+    },
     /// More of something than the engine's bound; ended ones make room.
     #[error("{what}: the bound of {limit} is reached")]
     Full {
@@ -221,7 +227,7 @@ impl TransferError {
         match self {
             Self::Peer { failure, .. } => failure.kind(),
             Self::Full { .. } | Self::StillInUse(_) | Self::System { .. } | Self::NoAnswer(_) => Kind::Retry,
-            Self::UnknownSegment(_) | Self::UnknownPeer(_) => Kind::OpenAgain,
+            Self::UnknownSegment(_) | Self::UnknownPeer(_) | Self::NoWay { .. } => Kind::OpenAgain,
             Self::Closed => Kind::Stop,
             Self::UnknownRegion(_)
             | Self::Slice { .. }

@@ -58,6 +58,8 @@ impl Peer {
             secret: settings.secret.unwrap_or_default(),
             ..greeting
         };
+        // An attempt that the deadline cut short says less than one before it that was refused.
+        let mut was_refused = false;
         let (stream, welcome) = loop {
             let attempt = deadline.min(Instant::now() + settings.connect_timeout);
             let connected = connect_tcp(address, attempt, 0)
@@ -68,8 +70,12 @@ impl Peer {
                     if matches!(error.failure, Failure::Unreachable | Failure::Overloaded)
                         && Instant::now() + RETRY_INTERVAL < deadline =>
                 {
+                    was_refused |= error.failure == Failure::Overloaded;
                     // Nothing tells when a peer comes up: ask again after a while.
                     std::thread::sleep(RETRY_INTERVAL);
+                }
+                Err(error) if was_refused && error.failure == Failure::Unreachable => {
+                    return Err(ConnectError { failure: Failure::Overloaded, ..error });
                 }
                 Err(error) => return Err(error),
             }
