@@ -145,7 +145,8 @@ impl TieredStore {
         let hot = inner.config.heat_file.as_deref().map(heat::load).unwrap_or_default();
         inner.recovery.begin(Phase::HotKeys, hot.len() as u64);
         let nvme = inner.serving_nvme().ok();
-        let (mut hot_slices, rest) = split(std::mem::take(&mut *inner.recovery.recovered.lock()), &hot);
+        let mut rest = std::mem::take(&mut *inner.recovery.recovered.lock());
+        let mut hot_slices = take_hot(&mut rest, &hot);
         for hot in hot {
             let in_segment = hot_slices.remove(&hot.header.replica);
             let adopted = match (in_segment, &nvme) {
@@ -190,19 +191,19 @@ impl TieredStore {
 
 type Replicas = HashMap<ReplicaId, Vec<RecoveredSlice>>;
 
-/// The slices of hot replicas by replica, and all others.
-fn split(slices: Vec<RecoveredSlice>, hot: &[heat::Hot]) -> (Replicas, Vec<RecoveredSlice>) {
+/// Takes the slices of hot replicas out of `slices`. Moves no others but those that take their places.
+fn take_hot(slices: &mut Vec<RecoveredSlice>, hot: &[heat::Hot]) -> Replicas {
     let names: HashSet<ReplicaId> = hot.iter().map(|hot| hot.header.replica).collect();
-    let mut hot = Replicas::new();
-    let mut rest = Vec::with_capacity(slices.len());
-    for slice in slices {
+    let mut taken = Replicas::new();
+    let mut at = 0;
+    while let Some(slice) = slices.get(at) {
         if names.contains(&slice.replica()) {
-            hot.entry(slice.replica()).or_default().push(slice);
+            taken.entry(slice.replica()).or_default().push(slices.swap_remove(at));
         } else {
-            rest.push(slice);
+            at += 1;
         }
     }
-    (hot, rest)
+    taken
 }
 
 /// Verifies on all cores but one, which the catalog needs meanwhile: a core checks about as fast as it can read memory.
