@@ -119,7 +119,8 @@ impl Image {
     pub(super) fn encode(generation: u64, header: &SliceHeader, extents: &Extents) -> Self {
         let key = header.key.as_bytes();
         let status = SlotState::Slice as u64 | (extents.as_slice().len() as u64) << 8 | (key.len() as u64) << 16;
-        let mut image = Self::new(generation, status);
+        let mut image = Self::new();
+        image.begin(generation, status);
         for word in [
             pack(header.tenant.0, header.slice_index),
             header.object_length,
@@ -137,12 +138,16 @@ impl Image {
         image
     }
 
-    /// An image to be filled with the words that were read.
-    pub(super) fn new(generation: u64, status: u64) -> Self {
-        let mut image = Self { words: [0; 2 + FIXED_WORDS + PAYLOAD_WORDS], length: 0 };
-        image.push(generation);
-        image.push(u64::from(low(status)));
-        image
+    /// Of no entry yet. It is large: whoever reads many entries uses one for all.
+    pub(super) fn new() -> Self {
+        Self { words: [0; 2 + FIXED_WORDS + PAYLOAD_WORDS], length: 0 }
+    }
+
+    /// Forgets what it has; the fixed part and the payload are to be pushed next.
+    pub(super) fn begin(&mut self, generation: u64, status: u64) {
+        self.length = 0;
+        self.push(generation);
+        self.push(u64::from(low(status)));
     }
 
     /// Adds a word. There is room for all that a sound status asks for.

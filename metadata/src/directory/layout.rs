@@ -90,6 +90,12 @@ impl Layout {
         self.slot(slot) as u64 * 8
     }
 
+    /// Bytes from the start of the file that were ever used by the directory in `words`: all that opening it touches.
+    #[must_use]
+    pub fn bytes_used<C: Cell>(&self, words: &[C]) -> u64 {
+        self.bytes_below_slot(low(words[WORD_SLOTS_USED].load(Relaxed)).min(self.slot_count))
+    }
+
     /// Reads the header.
     ///
     /// # Errors

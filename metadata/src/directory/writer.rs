@@ -287,14 +287,17 @@ impl Writer {
         let mut found = Recovered::default();
         found.slots.reserve(self.slots_used as usize);
         found.extents.reserve(self.slots_used as usize);
+        let (mut image, mut payload_slots) = (Image::new(), Vec::new());
         for slot in 0..self.slots_used {
-            let mut payload_slots = Vec::new();
-            let image = read_image(&self.layout, words, slot, &mut |payload_slot| {
+            payload_slots.clear();
+            let is_whole = read_image(&self.layout, words, slot, &mut image, &mut |payload_slot| {
                 let unseen = payload_slot < self.slots_used && !taken[payload_slot as usize];
                 payload_slots.push(payload_slot);
                 unseen
             });
-            let Some(image) = image else { continue };
+            if !is_whole {
+                continue;
+            }
             let extents = image.extents();
             let recovered = image.recovered(SlotId(slot));
             let fits = |slice: &RecoveredSlot| extents.fit(self.layout.data_pages, slice.slice_length);
@@ -376,22 +379,31 @@ fn drop_overlapping<C: Cell>(layout: &Layout, words: &[C], found: &mut Recovered
 /// the slot does not change meanwhile.
 #[must_use]
 pub fn read_slice<C: Cell>(layout: &Layout, words: &[C], slot: SlotId) -> Option<(SliceHeader, Extents)> {
-    let image = read_image(layout, words, slot.0, &mut |_payload_slot| true)?;
+    let mut image = Image::new();
+    if !read_image(layout, words, slot.0, &mut image, &mut |_payload_slot| true) {
+        return None;
+    }
     let at = layout.slot(slot.0);
     let index = commit_index(words[at + COMMIT].load(Relaxed), words[at + GENERATION].load(Relaxed));
     let (header, extents) = image.decode(index)?;
     extents.fit(layout.data_pages, header.slice_length).then_some((header, extents))
 }
 
-/// The entry in `slot`, if its check holds. `visit` is told each payload slot and may refuse it.
-fn read_image<C: Cell>(layout: &Layout, words: &[C], slot: u32, visit: &mut dyn FnMut(u32) -> bool) -> Option<Image> {
+/// Reads the entry in `slot` into `image`; whether there is one and its check holds. `visit` is told each payload slot
+/// and may refuse it.
+fn read_image<C: Cell>(
+    layout: &Layout,
+    words: &[C],
+    slot: u32,
+    image: &mut Image,
+    visit: &mut dyn FnMut(u32) -> bool,
+) -> bool {
     let at = layout.slot(slot);
     let status = Status(words[at + STATUS].load(Acquire));
     if status.state() != Some(SlotState::Slice) || !status.is_sound() {
-        return None;
+        return false;
     }
-    let generation = words[at + GENERATION].load(Relaxed);
-    let mut image = Image::new(generation, status.0);
+    image.begin(words[at + GENERATION].load(Relaxed), status.0);
     words[at + FIXED..at + FIXED + FIXED_WORDS].iter().for_each(|cell| image.push(cell.load(Relaxed)));
     let count = status.payload_words();
     let first = count.min(PAYLOAD_FIRST);
@@ -399,17 +411,17 @@ fn read_image<C: Cell>(layout: &Layout, words: &[C], slot: u32, visit: &mut dyn 
     let mut rest = count - first;
     let mut payload = high(words[at + LINKS].load(Relaxed));
     while rest > 0 {
-        let payload_slot = payload.checked_sub(1).filter(|&payload_slot| payload_slot < layout.slot_count)?;
+        let Some(payload_slot) = payload.checked_sub(1).filter(|&slot| slot < layout.slot_count) else { return false };
         let at = layout.slot(payload_slot);
         if !visit(payload_slot) || Status(words[at + STATUS].load(Relaxed)).state() != Some(SlotState::Payload) {
-            return None;
+            return false;
         }
         let now = rest.min(PAYLOAD_MORE);
         words[at + MORE_PAYLOAD..at + MORE_PAYLOAD + now].iter().for_each(|cell| image.push(cell.load(Relaxed)));
         rest -= now;
         payload = high(words[at + LINKS].load(Relaxed));
     }
-    image.matches(status).then_some(image)
+    image.matches(status)
 }
 
 fn store_all<C: Cell>(cells: &[C], values: &[u64]) {

@@ -62,9 +62,16 @@ impl Arena {
         // SAFETY: within the mapping; populating changes no byte.
         let populated = unsafe {
             let start = self.map.as_mut_ptr().add(start);
-            madvise(start.cast(), pages as usize * PAGE_BYTES, Advice::LinuxPopulateWrite)
+            madvise(start.cast(), pages as usize * PAGE_BYTES, Advice::LinuxPopulateRead)
         };
         Ok(populated?)
+    }
+
+    /// Has the kernel map the directory's first `bytes`, which are backed, rather than page by page at the first touch.
+    pub(super) fn populate_directory(&self, bytes: u64) -> io::Result<()> {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(self.words * 8);
+        // SAFETY: the directory lies at the start of the mapping; populating changes no byte.
+        Ok(unsafe { madvise(self.map.as_mut_ptr().cast(), bytes, Advice::LinuxPopulateRead) }?)
     }
 
     fn check(&self, extent: Extent) {

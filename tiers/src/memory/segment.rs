@@ -41,7 +41,12 @@ pub(super) fn open(config: &MemoryConfig, layout: &Layout) -> Result<Segment, Me
     if length == layout.file_bytes {
         let arena = Arena::map(&file, layout).map_err(|source| io_error("map", &path, source))?;
         match Layout::read(arena.words()) {
-            Ok(found) if found == *layout => return Ok(Segment { file, path: Some(path), arena }),
+            Ok(found) if found == *layout => {
+                if let Err(error) = arena.populate_directory(layout.bytes_used(arena.words())) {
+                    tracing::debug!(%error, "the directory is mapped page by page");
+                }
+                return Ok(Segment { file, path: Some(path), arena });
+            }
             found => retire(&path, arena.words(), &format!("{found:?}")),
         }
     } else if length > 0 {

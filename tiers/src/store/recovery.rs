@@ -235,19 +235,20 @@ fn adopt_all(inner: &Arc<Inner>, slices: Vec<RecoveredSlice>) {
 
 /// Adopts a replica from its slices in the segment, if all are there and all verify. Answers its length.
 fn adopt_slices(inner: &Inner, slices: Vec<RecoveredSlice>) -> Option<u64> {
-    let mut verified: Vec<Arc<Slice>> = slices.into_iter().map_while(|slice| slice.verify().ok()).collect();
-    verified.sort_by_key(|slice| slice.header().slice_index);
-    let header = verified.first()?.header();
-    let whole = SliceHeader::slice_count(header.object_length, header.slice_bytes) as usize == verified.len()
-        && verified.iter().zip(0..).all(|(slice, index)| slice.header().slice_index == index);
+    let verified = slices.into_iter().map_while(|slice| slice.verify().ok());
+    let mut slices: Vec<(SliceHeader, Arc<Slice>)> = verified.map(|slice| (slice.header(), slice)).collect();
+    slices.sort_by_key(|(header, _)| header.slice_index);
+    let (first, _) = slices.first()?;
+    let whole = SliceHeader::slice_count(first.object_length, first.slice_bytes) as usize == slices.len()
+        && slices.iter().zip(0..).all(|((header, _), index)| header.slice_index == index);
     if !whole {
         return None;
     }
-    let commit_index = verified.iter().map(|slice| slice.header().commit_index).max()?;
-    let mut entry = entry_of(&header, commit_index);
-    entry.dram = PerSlice::collect(verified);
+    let commit_index = slices.iter().map(|(header, _)| header.commit_index).max()?;
+    let (length, mut entry) = (first.object_length, entry_of(first, commit_index));
+    entry.dram = PerSlice::collect(slices.into_iter().map(|(_, slice)| slice).collect());
     insert(inner, entry);
-    Some(header.object_length)
+    Some(length)
 }
 
 /// Adopts a hot replica from the places where it lay on NVMe, and brings it into DRAM.
