@@ -7,6 +7,7 @@ pub mod catalog;
 pub mod checksum;
 pub mod directory;
 pub mod error;
+pub mod framing;
 pub mod lease;
 pub mod log;
 pub mod node;
