@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use tidepool_metadata::ObjectKey;
 use tokio::time::Instant;
-use tonic::Request;
+use tonic::body::Body;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
+use tonic::{Request, Status};
+use tower::ServiceExt;
 
 use crate::builder::{ClientBuilder, ClientSettings};
 use crate::error::Error;
@@ -25,7 +27,7 @@ pub struct Client {
 }
 
 struct Inner {
-    stubs: Vec<StoreClient<Channel>>,
+    channels: Vec<Channel>,
     next: AtomicUsize,
     authorization: Option<AsciiMetadataValue>,
     tenant: String,
@@ -40,6 +42,7 @@ struct Inner {
 /// One attempt at a call.
 pub(crate) struct Attempt {
     pub(crate) stub: StoreClient<Channel>,
+    channel: Channel,
     authorization: Option<AsciiMetadataValue>,
     deadline: Instant,
 }
@@ -60,6 +63,20 @@ impl Attempt {
         request.set_timeout(self.deadline.saturating_duration_since(Instant::now()));
         request
     }
+
+    /// Calls the method at `path` past the stub, whose codec copies what it sends and receives.
+    pub(crate) async fn send(self, path: &'static str, request: Request<Body>) -> Result<http::Response<Body>, Status> {
+        let (metadata, _, body) = request.into_parts();
+        let mut request = http::Request::new(body);
+        *request.method_mut() = http::Method::POST;
+        *request.version_mut() = http::Version::HTTP_2;
+        *request.uri_mut() = http::Uri::from_static(path);
+        *request.headers_mut() = metadata.into_headers();
+        let headers = request.headers_mut();
+        headers.insert(http::header::TE, http::HeaderValue::from_static("trailers"));
+        headers.insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
+        self.channel.oneshot(request).await.map_err(|error| Status::from_error(error.into()))
+    }
 }
 
 impl Client {
@@ -75,14 +92,8 @@ impl Client {
         tenant: String,
         settings: ClientSettings,
     ) -> Self {
-        let stub = |channel| {
-            StoreClient::new(channel)
-                .max_decoding_message_size(settings.message_bytes)
-                .max_encoding_message_size(settings.message_bytes)
-        };
-        let stubs = channels.into_iter().map(stub).collect();
         let inner = Inner {
-            stubs,
+            channels,
             next: AtomicUsize::new(0),
             authorization,
             tenant,
@@ -153,8 +164,12 @@ impl Client {
     /// Each attempt takes the next connection, so that a repetition goes to another server where there is one.
     pub(crate) fn attempt(&self, deadline: Instant) -> Attempt {
         let inner = &*self.inner;
-        let turn = inner.next.fetch_add(1, Ordering::Relaxed) % inner.stubs.len();
-        Attempt { stub: inner.stubs[turn].clone(), authorization: inner.authorization.clone(), deadline }
+        let turn = inner.next.fetch_add(1, Ordering::Relaxed) % inner.channels.len();
+        let channel = inner.channels[turn].clone();
+        let stub = StoreClient::new(channel.clone())
+            .max_decoding_message_size(inner.settings.message_bytes)
+            .max_encoding_message_size(inner.settings.message_bytes);
+        Attempt { stub, channel, authorization: inner.authorization.clone(), deadline }
     }
 }
 

@@ -2,14 +2,15 @@
 
 use bytes::{Bytes, BytesMut};
 use crc32fast::Hasher;
+use tidepool_metadata::framing::Framed;
 use tidepool_metadata::proto::{self, get_chunk::Part};
 use tokio::time::Instant;
-use tonic::Streaming;
 
 use crate::call::{Attempt, Client, key_bytes, shown};
 use crate::error::Error;
 use crate::retry::Repeatable;
 use crate::types::{GetOptions, Object, ObjectInfo};
+use crate::wire::{ChunkStream, MessageBody};
 
 /// Most that is allocated on the word of an announcement alone; what is larger grows as it comes.
 const TRUSTED_BYTES: u64 = 64 << 20;
@@ -40,7 +41,7 @@ impl Client {
         self.call("get", Repeatable::Always, |attempt| {
             let message = message.clone();
             async move {
-                let Some(mut stream) = ObjectStream::open(attempt, message, false).await? else { return Ok(None) };
+                let Some(mut stream) = self.open(attempt, message, false).await? else { return Ok(None) };
                 let value = stream.collect().await?;
                 Ok(Some(Object { info: stream.info, value }))
             }
@@ -78,8 +79,7 @@ impl Client {
     /// As [`Client::get_range`].
     pub async fn get_stream(&self, key: impl AsRef<[u8]>, options: GetOptions) -> Result<Option<ObjectStream>, Error> {
         let message = self.get_message(key_bytes(key)?, options);
-        let stream =
-            self.call("get", Repeatable::Always, |attempt| ObjectStream::open(attempt, message.clone(), true)).await?;
+        let stream = self.call("get", Repeatable::Always, |attempt| self.open(attempt, message.clone(), true)).await?;
         Ok(stream.map(|stream| ObjectStream { step: Some(self.settings().deadline), ..stream }))
     }
 
@@ -95,7 +95,7 @@ impl Client {
         loop {
             let attempt = self.attempt(repetition.deadline);
             let answer = async {
-                let Some(mut stream) = ObjectStream::open(attempt, message.clone(), false).await? else {
+                let Some(mut stream) = self.open(attempt, message.clone(), false).await? else {
                     return Ok(None);
                 };
                 stream.read_into(buffer).await?;
@@ -107,33 +107,21 @@ impl Client {
             }
         }
     }
-}
 
-/// An object's bytes as they come. They are verified when the end is reached, and not before: whoever uses a piece
-/// earlier must be able to take that back.
-#[derive(Debug)]
-pub struct ObjectStream {
-    /// What is known of the object.
-    pub info: ObjectInfo,
-    key: Bytes,
-    chunks: Streaming<proto::GetChunk>,
-    length: u64,
-    received: u64,
-    checksum: Hasher,
-    /// The sum behind a range's bytes: only known to the server when it has read them.
-    trailing: Option<u32>,
-    step: Option<std::time::Duration>,
-}
-
-impl ObjectStream {
-    async fn open(mut attempt: Attempt, message: proto::GetRequest, unhurried: bool) -> Result<Option<Self>, Error> {
-        let (key, offset, length) = (message.key.clone(), message.offset, message.length);
-        let mut request = attempt.request(message);
+    async fn open(
+        &self,
+        attempt: Attempt,
+        message: proto::GetRequest,
+        unhurried: bool,
+    ) -> Result<Option<ObjectStream>, Error> {
+        let body = MessageBody::request(futures::stream::iter([Framed::message(&message)]));
+        let mut request = attempt.request(body);
         if unhurried {
             request.metadata_mut().remove("grpc-timeout");
         }
         let first = async {
-            let mut chunks = attempt.stub.get_stream(request).await?.into_inner();
+            let response = attempt.send("/tidepool.v1.Store/GetStream", request).await?;
+            let mut chunks = ChunkStream::<proto::GetChunk>::response(response, self.settings().message_bytes)?;
             let first = chunks.message().await?;
             Ok((chunks, first))
         };
@@ -146,10 +134,30 @@ impl ObjectStream {
             return Err(Error::Protocol { operation: "get", why: "does not begin with a description" });
         };
         let info = ObjectInfo::from(description);
+        let proto::GetRequest { key, offset, length, .. } = message;
         let length = length.unwrap_or(info.length.saturating_sub(offset));
-        Ok(Some(Self { info, key, chunks, length, received: 0, checksum: Hasher::new(), trailing: None, step: None }))
+        let (checksum, trailing, step) = (Hasher::new(), None, None);
+        Ok(Some(ObjectStream { info, key, chunks, length, received: 0, checksum, trailing, step }))
     }
+}
 
+/// An object's bytes as they come. They are verified when the end is reached, and not before: whoever uses a piece
+/// earlier must be able to take that back.
+#[derive(Debug)]
+pub struct ObjectStream {
+    /// What is known of the object.
+    pub info: ObjectInfo,
+    key: Bytes,
+    chunks: ChunkStream<proto::GetChunk>,
+    length: u64,
+    received: u64,
+    checksum: Hasher,
+    /// The sum behind a range's bytes: only known to the server when it has read them.
+    trailing: Option<u32>,
+    step: Option<std::time::Duration>,
+}
+
+impl ObjectStream {
     /// How many bytes come in all.
     #[must_use]
     pub fn length(&self) -> u64 {

@@ -33,6 +33,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 mod types;
+pub mod wire;
 pub mod workload;
 
 /// The generated gRPC stub, for callers that speak the protocol themselves. Messages are in `tidepool_metadata::proto`.

@@ -7,13 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use crc32fast::Hasher;
 use futures::{Stream, StreamExt};
+use tidepool_metadata::framing::Framed;
 use tidepool_metadata::proto::{self, put_chunk::Part};
 use tokio::sync::oneshot;
+use tonic::Request;
+use tonic::body::Body;
 
-use crate::call::{Client, key_bytes};
+use crate::call::{Attempt, Client, key_bytes};
 use crate::error::Error;
 use crate::retry::Repeatable;
 use crate::types::{PutDone, PutOptions, PutOutcome};
+use crate::wire::{self, MessageBody};
 
 /// Bytes of a chunk of a stream: one frame each, still in the second cache when it is copied again. Measured: 1 MiB and
 /// 128 KiB are both slower.
@@ -45,9 +49,10 @@ impl Client {
             .await?
         } else {
             let announce = self.announce(key, value.len() as u64, options);
-            self.call("put", repeatable, |mut attempt| {
-                let request = attempt.request(whole_value(announce.clone(), value.clone()));
-                async move { Ok(attempt.stub.put_stream(request).await?.into_inner()) }
+            self.call("put", repeatable, |attempt| {
+                let chunks = whole_value(announce.clone(), value.clone());
+                let request = attempt.request(MessageBody::request(chunks.map(framed)));
+                self.send_chunks(attempt, request)
             })
             .await?
         };
@@ -79,10 +84,11 @@ impl Client {
             fail: Some(fail),
         };
         let deadline = self.settings().deadline;
-        let mut attempt = self.attempt(tokio::time::Instant::now() + deadline);
-        let mut request = attempt.request(futures::stream::iter([announce]).chain(chunks.into_stream()));
+        let attempt = self.attempt(tokio::time::Instant::now() + deadline);
+        let chunks = futures::stream::iter([announce]).chain(chunks.into_stream()).map(framed);
+        let mut request = attempt.request(MessageBody::request(Box::pin(chunks)));
         request.metadata_mut().remove("grpc-timeout");
-        let answer = attempt.stub.put_stream(request);
+        let answer = self.send_chunks(attempt, request);
         tokio::pin!(answer);
         let mut progress = 0;
         loop {
@@ -90,7 +96,7 @@ impl Client {
                 answer = &mut answer => {
                     return match failed.try_recv() {
                         Ok(error) => Err(error),
-                        Err(_) => self.put_done(&answer?.into_inner()),
+                        Err(_) => self.put_done(&answer?),
                     };
                 }
                 () = tokio::time::sleep(deadline) => {
@@ -102,6 +108,11 @@ impl Client {
                 }
             }
         }
+    }
+
+    async fn send_chunks(&self, attempt: Attempt, request: Request<Body>) -> Result<proto::PutReply, Error> {
+        let response = attempt.send("/tidepool.v1.Store/PutStream", request).await?;
+        Ok(wire::reply(response, self.settings().message_bytes).await?)
     }
 
     fn announce(&self, key: Bytes, length: u64, options: &PutOptions) -> proto::PutChunk {
@@ -120,6 +131,10 @@ impl Client {
         };
         Ok(PutDone { outcome, log_index: reply.log_index })
     }
+}
+
+fn framed(chunk: proto::PutChunk) -> Framed {
+    Framed::chunk(&chunk)
 }
 
 fn part(part: Part) -> proto::PutChunk {
@@ -178,9 +193,9 @@ impl<S: Stream<Item = std::io::Result<Bytes>> + Send + 'static> Chunks<S> {
                 None => Error::SourceLength { announced: self.announced, actual: self.sent },
                 Some(Err(error)) => Error::Source(error),
             };
-            // Neither ending the stream nor dropping the call would do: hyper's server takes a stream that was reset
+            // Neither ending the stream nor dropping the call would do: tonic's codec takes a stream that was reset
             // by `CANCEL` for one that ended, and the bytes so far may be as many as were announced. A checksum that
-            // can't be right is refused in any case.
+            // can't be right is refused by every server.
             let _caller_may_be_gone = fail.send(wrong);
             return Some(part(Part::Checksum(!self.checksum.clone().finalize())));
         }
