@@ -63,8 +63,8 @@ impl Error {
 
     /// The HTTP status of this kind.
     #[must_use]
-    pub fn http_status(&self) -> axum::http::StatusCode {
-        use axum::http::StatusCode;
+    pub fn http_status(&self) -> http::StatusCode {
+        use http::StatusCode;
         match self.kind {
             ErrorKind::Invalid => StatusCode::BAD_REQUEST,
             ErrorKind::NotFound => StatusCode::NOT_FOUND,

@@ -6,6 +6,7 @@ mod limits;
 mod manage;
 mod object;
 mod serve;
+mod values;
 
 use std::pin::Pin;
 

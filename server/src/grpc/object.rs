@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use futures::{StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use tidepool_metadata::proto::get_chunk::Part;
 use tidepool_metadata::{ErrorKind, proto};
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use super::{MAX_UNARY_BYTES, Replies, StoreApi, convert};
 use crate::error::Error;
@@ -44,7 +44,10 @@ impl StoreApi {
         Ok(convert::put_reply(done))
     }
 
-    pub(super) async fn put_chunks(&self, mut chunks: Streaming<proto::PutChunk>) -> Result<proto::PutReply, Status> {
+    pub(super) async fn put_chunks(
+        &self,
+        mut chunks: impl Stream<Item = Result<proto::PutChunk, Status>> + Unpin,
+    ) -> Result<proto::PutReply, Status> {
         use proto::put_chunk::Part;
         let Some(Part::Announce(announce)) = next_part(&mut chunks).await? else {
             return Err(length_mismatch("the first message of a streaming put must be its announce").into());
@@ -120,9 +123,11 @@ impl StoreApi {
 }
 
 /// The next part of a put; `None` at the end of the stream.
-async fn next_part(chunks: &mut Streaming<proto::PutChunk>) -> Result<Option<proto::put_chunk::Part>, Status> {
+async fn next_part(
+    chunks: &mut (impl Stream<Item = Result<proto::PutChunk, Status>> + Unpin),
+) -> Result<Option<proto::put_chunk::Part>, Status> {
     loop {
-        let message = tokio::time::timeout(CLIENT_IDLE, chunks.message()).await.map_err(|_| {
+        let message = tokio::time::timeout(CLIENT_IDLE, chunks.try_next()).await.map_err(|_| {
             let message = format!("nothing came for {CLIENT_IDLE:?}: the put is given up and its room is free");
             Error::new(ErrorKind::Deadline, "PUT_EXPIRED", message)
         })??;

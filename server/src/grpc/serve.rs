@@ -13,10 +13,12 @@ use tidepool_metadata::{ErrorKind, proto};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
+use super::values::ValueStreams;
 use super::{StoreApi, StoreServer};
 use crate::auth::Auth;
 use crate::config::Limits;
@@ -80,7 +82,7 @@ impl GrpcServer {
         ready: watch::Receiver<bool>,
         stop: watch::Receiver<bool>,
     ) -> Result<(), Error> {
-        let store = StoreServer::new(api)
+        let store = StoreServer::new(api.clone())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES + (1 << 20));
         let checked = auth.clone();
@@ -88,6 +90,7 @@ impl GrpcServer {
             checked.check(request.metadata().get("authorization").map(|value| value.as_bytes()))?;
             Ok(request)
         };
+        let store = InterceptedService::new(ValueStreams { store, api }, check.clone());
         let (health, health_service) = tonic_health::server::health_reporter();
         tokio::spawn(report_health(health, ready));
         let reflection = tonic_reflection::server::Builder::configure()
@@ -103,8 +106,8 @@ impl GrpcServer {
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .add_service(health_service)
-            .add_service(tonic::service::interceptor::InterceptedService::new(store, check.clone()))
-            .add_service(tonic::service::interceptor::InterceptedService::new(reflection, check));
+            .add_service(store)
+            .add_service(InterceptedService::new(reflection, check));
         let permits = Arc::new(Semaphore::new(limits.connections as usize));
         let tcp = connections(permits.clone(), self.tcp, |listener| async move {
             let accepted = listener.accept().await;

@@ -2,5 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod common;
+mod framing;
 mod grpc;
 mod process;
