@@ -9,8 +9,8 @@ use crate::call::Client;
 use crate::endpoint::ServerAddress;
 use crate::error::Error;
 
-/// Largest HTTP/2 frame: one below 1 MiB, so that a chunk of 1 MiB and its header take two.
-const FRAME_BYTES: u32 = (1 << 20) - 1;
+/// Largest HTTP/2 frame: the server's pieces of 1 MiB take one each.
+const FRAME_BYTES: u32 = 1 << 20;
 /// HTTP/2 knows no larger windows.
 const LARGEST_WINDOW_BYTES: u32 = (1 << 31) - 1;
 

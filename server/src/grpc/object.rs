@@ -14,7 +14,7 @@ use crate::node::{ObjectDescription, PutItem, RangeRequest, Reserve};
 /// How long a put may wait for its client's next bytes: what is reserved is not held for the dead.
 const CLIENT_IDLE: Duration = Duration::from_secs(5);
 /// What a reader gives out at a time.
-const PIECE_BYTES: u64 = 256 << 10;
+const PIECE_BYTES: u64 = 1 << 20;
 
 fn chunk(part: Part) -> proto::GetChunk {
     proto::GetChunk { part: Some(part) }

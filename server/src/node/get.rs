@@ -133,7 +133,7 @@ impl ObjectReader {
         &self.description
     }
 
-    /// The next verified bytes, at most 256 KiB, without a copy if they lie in DRAM; `None` at the end.
+    /// The next verified bytes, at most 1 MiB, without a copy if they lie in DRAM; `None` at the end.
     ///
     /// # Errors
     /// `CORRUPT` if the bytes do not verify: nothing of them was given out, but what came before is to be discarded.
