@@ -13,23 +13,40 @@ use std::alloc::{self, Layout};
 use std::any::Any;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Unit of direct I/O: what every NVMe device and file system takes, whatever less they may ask for.
 pub const PAGE_BYTES: usize = 4096;
+
+/// Memory of this size or more lies in huge pages where the kernel has some: a device then gets a few long ranges
+/// instead of one a page. On a virtual disk, each range of a request can cost as much as reading 20 KiB.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Pages of memory, zeroed when made.
 #[derive(Debug)]
 pub struct Allocation {
     base: NonNull<u8>,
-    layout: Layout,
+    length: usize,
+    owner: Owner,
     lent: AtomicUsize,
     /// Number under which an engine has registered this memory, plus one.
     registered: AtomicUsize,
+}
+
+/// Whose the memory of an allocation is.
+#[derive(Debug)]
+enum Owner {
+    /// Ours, from the allocator.
+    Heap(Layout),
+    /// Ours, in a mapping that begins here and is this long.
+    Mapping(NonNull<u8>, usize),
+    /// A part of another's that is there only to be divided.
+    Part { _whole: Arc<Allocation> },
 }
 
 // SAFETY: the memory is reached only through blocks, which are exclusive for their range; the rest is atomic.
@@ -45,12 +62,38 @@ impl Allocation {
     #[must_use]
     pub fn new(length: usize) -> Arc<Self> {
         assert!(length > 0, "an allocation has at least one page");
-        let layout = Layout::from_size_align(length.next_multiple_of(PAGE_BYTES), PAGE_BYTES)
-            .expect("length of an I/O buffer fits the address space");
+        let length = length.next_multiple_of(PAGE_BYTES);
+        let layout =
+            Layout::from_size_align(length, PAGE_BYTES).expect("length of an I/O buffer fits the address space");
+        if length >= HUGE_PAGE_BYTES
+            && let Some((base, owner)) = map_huge(length)
+        {
+            return Arc::new(Self::of(base, length, owner));
+        }
         // SAFETY: the layout's size is not zero.
         let base = unsafe { alloc::alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { alloc::handle_alloc_error(layout) };
-        Arc::new(Self { base, layout, lent: AtomicUsize::new(0), registered: AtomicUsize::new(0) })
+        Arc::new(Self::of(base, length, Owner::Heap(layout)))
+    }
+
+    fn of(base: NonNull<u8>, length: usize, owner: Owner) -> Self {
+        Self { base, length, owner, lent: AtomicUsize::new(0), registered: AtomicUsize::new(0) }
+    }
+
+    /// Allocates `count` times `length` bytes, beside each other; they are freed together.
+    ///
+    /// # Panics
+    /// As [`Self::new`], and if `length` is not whole pages.
+    #[must_use]
+    fn several(length: usize, count: usize) -> Vec<Arc<Self>> {
+        assert!(length.is_multiple_of(PAGE_BYTES), "{length} bytes are not whole pages");
+        let whole = Self::new(length * count);
+        let part = |index| {
+            // SAFETY: `index < count`, so the part lies in the whole, which is as long as all of them.
+            let base = unsafe { whole.base.add(index * length) };
+            Arc::new(Self::of(base, length, Owner::Part { _whole: Arc::clone(&whole) }))
+        };
+        (0..count).map(part).collect()
     }
 
     /// The whole memory as one block; `None` while blocks of it live.
@@ -58,13 +101,13 @@ impl Allocation {
     pub fn lend(self: &Arc<Self>) -> Option<Block> {
         // Acquire pairs with the release in `Block::drop`: what the last holder wrote is over.
         self.lent.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        Some(Block { allocation: Arc::clone(self), start: 0, length: self.layout.size() })
+        Some(Block { allocation: Arc::clone(self), start: 0, length: self.length })
     }
 
     /// Size in bytes.
     #[must_use]
     pub fn length(&self) -> usize {
-        self.layout.size()
+        self.length
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
@@ -78,9 +121,29 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; no block lives, since each holds an `Arc` of this.
-        unsafe { alloc::dealloc(self.base.as_ptr(), self.layout) };
+        match self.owner {
+            // SAFETY: allocated in `new` with this layout; no block lives, since each holds an `Arc` of this.
+            Owner::Heap(layout) => unsafe { alloc::dealloc(self.base.as_ptr(), layout) },
+            // SAFETY: mapped by `map_huge`, and no block lives, as above. A failure would leave it mapped.
+            Owner::Mapping(start, length) => drop(unsafe { munmap(start.as_ptr().cast(), length) }),
+            Owner::Part { .. } => {}
+        }
     }
+}
+
+/// Maps `length` zero bytes that begin at a huge page's boundary; `None` if the system has no room.
+fn map_huge(length: usize) -> Option<(NonNull<u8>, Owner)> {
+    let mapped = length.checked_add(HUGE_PAGE_BYTES)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new anonymous mapping at a place of the kernel's choice touches no memory that is in use.
+    let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped, ProtFlags::READ | ProtFlags::WRITE, flags) }.ok()?;
+    let start = NonNull::new(start.cast::<u8>())?;
+    // SAFETY: less than one huge page further, and the mapping is longer than `length` by one.
+    let base = unsafe { start.add(start.as_ptr().align_offset(HUGE_PAGE_BYTES)) };
+    // Small pages do too, so a kernel that refuses is fine.
+    // SAFETY: the range lies in the mapping, and the advice changes no content.
+    let _ = unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxHugepage) };
+    Some((base, Owner::Mapping(start, mapped)))
 }
 
 /// Exclusive access to a range of an [`Allocation`].
@@ -331,17 +394,27 @@ impl BufferPool {
         }
         let mut block = match classes.by_power[class].iter().find_map(Allocation::lend) {
             Some(block) => block,
-            None => {
-                let block = Block::new(size);
-                if classes.retained + size <= self.retained_limit {
-                    classes.retained += size;
-                    classes.by_power[class].push(Arc::clone(&block.allocation));
-                }
-                block
-            }
+            None => classes.grow(class, size, self.retained_limit).unwrap_or_else(|| Block::new(size)),
         };
         drop(classes);
         block.truncate(length);
+        block
+    }
+}
+
+impl Classes {
+    /// Keeps new buffers of `size` and lends one; `None` if that would be beyond the limit.
+    fn grow(&mut self, class: usize, size: usize, limit: usize) -> Option<Block> {
+        let room = limit.saturating_sub(self.retained);
+        // As many as fill a huge page, if there is room for that.
+        let count = if room >= HUGE_PAGE_BYTES { (HUGE_PAGE_BYTES / size).max(1) } else { 1 };
+        if room < count * size {
+            return None;
+        }
+        let buffers = Allocation::several(size, count);
+        let block = buffers.first().and_then(Allocation::lend);
+        self.retained += count * size;
+        self.by_power[class].extend(buffers);
         block
     }
 }
