@@ -100,6 +100,7 @@ impl NvmeBench {
         let count = usize::try_from(total)? / length;
         let slices = Arc::new(self.runtime.block_on(memory.demote(&tier, count, 32))?);
         drop(memory);
+        self.runtime.spawn(tier.drive_reads());
         fio(&self.folder, "write", total, &["--bs=1m", "--end_fsync=1"])?;
         let seed = AtomicU64::new(1);
         let mut figures = Vec::new();

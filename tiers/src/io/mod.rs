@@ -14,11 +14,12 @@ mod uring;
 
 use std::fs::File;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc;
 
 pub use blocking::BlockingEngine;
-pub use memory::{Allocation, Block, BufferPool, IoMemory, Landing, PAGE_BYTES};
+pub use memory::{Allocation, Block, BufferPool, HUGE_PAGE_BYTES, IoMemory, Landing, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 pub use uring::UringEngine;
 
@@ -41,6 +42,9 @@ pub struct Completion {
     /// The memory; its content is undefined after a failed read.
     pub memory: IoMemory,
 }
+
+/// A future in a box, as trait objects need it.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Told of an operation's end on an engine's thread; must be short and must not wait for another operation.
 pub type OnCompletion = Box<dyn FnOnce(Completion) + Send>;
@@ -67,6 +71,23 @@ pub trait IoEngine: Send + Sync {
 
     /// Starts an operation; returns at once. `done` is called even if the engine is shutting down.
     fn submit(&self, request: IoRequest);
+
+    /// As [`IoEngine::submit`], for a task that awaits the end of a read and does not block its thread until then. The
+    /// thread may be used to enter the kernel, and while [`IoEngine::drive`] runs it may call `done`, which is called on
+    /// a thread of that runtime.
+    fn submit_from_task(&self, request: IoRequest) {
+        self.submit(request);
+    }
+
+    /// Saves tasks the way over the engine's threads while this future runs on their runtime. Ends with the engine;
+    /// dropped, it first waits for the reads that it has in flight. An engine without use for it gives a future that
+    /// ends at once.
+    ///
+    /// # Panics
+    /// The future does outside a tokio runtime with I/O enabled.
+    fn drive(&self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 impl dyn IoEngine + '_ {

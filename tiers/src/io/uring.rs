@@ -9,6 +9,11 @@
 //! under way is leaked, never freed under the device, and every request from then on fails.
 #![expect(unsafe_code, reason = "hands pointers to the kernel and keeps their owners until the completion")]
 
+mod flight;
+mod task_ring;
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -19,14 +24,14 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Allocation, Completion, EngineKind, IoEngine, IoMemory, IoRequest, OnCompletion, Operation};
+use self::flight::{Flight, Flights, Landed};
+use self::task_ring::TaskRing;
+use super::{Allocation, BoxFuture, Completion, EngineKind, IoEngine, IoRequest};
 
-const FILE: Fixed = Fixed(0);
 const WAKE: u64 = u64::MAX;
 /// How long the thread looks for another request before it sleeps, when the last one has just finished: about what
 /// waking it costs.
@@ -51,9 +56,10 @@ impl Shared {
     }
 }
 
-/// One ring and its thread.
+/// One ring and its thread, and one ring for tasks.
 pub struct UringEngine {
     shared: Arc<Shared>,
+    tasks: Arc<TaskRing>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -63,6 +69,7 @@ impl UringEngine {
     /// # Errors
     /// io_uring is missing (ENOSYS), forbidden (EPERM), or there is not enough lockable memory (ENOMEM).
     pub fn start(file: File, buffers: &[Arc<Allocation>], queue_depth: u32) -> io::Result<Self> {
+        let tasks = Arc::new(TaskRing::new(file.try_clone()?, queue_depth.max(1))?);
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
@@ -84,7 +91,7 @@ impl UringEngine {
             }
         })?;
         receiver.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))??;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, tasks, thread: Some(thread) })
     }
 }
 
@@ -98,10 +105,21 @@ impl IoEngine for UringEngine {
         self.shared.queued.fetch_add(1, Ordering::Release);
         self.shared.ring_bell();
     }
+
+    fn submit_from_task(&self, request: IoRequest) {
+        if let Err(request) = self.tasks.submit(request) {
+            self.submit(request);
+        }
+    }
+
+    fn drive(&self) -> BoxFuture<'static, ()> {
+        Box::pin(Arc::clone(&self.tasks).drive())
+    }
 }
 
 impl Drop for UringEngine {
     fn drop(&mut self) {
+        self.tasks.close();
         self.shared.closed.store(true, Ordering::SeqCst);
         self.shared.ring_bell();
         if let Some(thread) = self.thread.take()
@@ -112,27 +130,10 @@ impl Drop for UringEngine {
     }
 }
 
-/// An operation that the kernel has.
-struct Flight {
-    operation: Operation,
-    offset: u64,
-    memory: IoMemory,
-    done: OnCompletion,
-    /// Bytes transferred by completions before; a short transfer is carried on.
-    transferred: usize,
-    length: usize,
-    /// Stays in place while the kernel reads it.
-    vectors: Box<[libc::iovec]>,
-}
-
-// SAFETY: the iovecs point into `memory`, which the flight owns.
-unsafe impl Send for Flight {}
-
 struct Driver {
     shared: Arc<Shared>,
     ring: IoUring,
-    flights: Vec<Option<Flight>>,
-    vacant: Vec<usize>,
+    flights: Flights,
     bell_armed: bool,
     /// Since the thread last looked for more to do.
     has_finished: bool,
@@ -169,8 +170,7 @@ impl Driver {
         Ok(Self {
             shared,
             ring,
-            flights: (0..depth).map(|_| None).collect(),
-            vacant: (0..depth as usize).rev().collect(),
+            flights: Flights::new(depth),
             bell_armed: false,
             has_finished: false,
             _buffers: buffers,
@@ -182,7 +182,10 @@ impl Driver {
         loop {
             self.arm_bell();
             self.take_requests();
-            if self.is_idle() && self.shared.closed.load(Ordering::SeqCst) && self.shared.queue.lock().is_empty() {
+            if self.flights.is_empty()
+                && self.shared.closed.load(Ordering::SeqCst)
+                && self.shared.queue.lock().is_empty()
+            {
                 return;
             }
             if let Err(error) = self.enter() {
@@ -192,18 +195,14 @@ impl Driver {
         }
     }
 
-    fn is_idle(&self) -> bool {
-        self.vacant.len() == self.flights.len()
-    }
-
     /// Submits, and waits for a completion unless requests have come in meanwhile that could be taken.
     fn enter(&mut self) -> io::Result<()> {
-        if self.is_idle() && std::mem::take(&mut self.has_finished) && self.await_next() {
+        if self.flights.is_empty() && std::mem::take(&mut self.has_finished) && self.await_next() {
             return Ok(());
         }
         self.shared.sleeping.store(true, Ordering::SeqCst);
-        let can_take = !self.vacant.is_empty() && !self.shared.queue.lock().is_empty();
-        let is_over = self.is_idle() && self.shared.closed.load(Ordering::SeqCst);
+        let can_take = !self.flights.is_full() && !self.shared.queue.lock().is_empty();
+        let is_over = self.flights.is_empty() && self.shared.closed.load(Ordering::SeqCst);
         let result = self.ring.submit_and_wait(usize::from(!can_take && !is_over));
         self.shared.sleeping.store(false, Ordering::SeqCst);
         match result {
@@ -230,41 +229,25 @@ impl Driver {
         if !self.bell_armed {
             let bell = io_uring::types::Fd(self.shared.bell.as_raw_fd());
             let entry = opcode::PollAdd::new(bell, libc::POLLIN as u32).build().user_data(WAKE);
-            self.bell_armed = self.push(&entry);
+            self.bell_armed = push(&mut self.ring, &entry);
         }
-    }
-
-    /// Adds an entry; false if the submission queue is full, which its size rules out for one entry a flight.
-    fn push(&mut self, entry: &squeue::Entry) -> bool {
-        // SAFETY: what the entry points to (a flight's iovecs and memory) stays in place in this
-        // driver until the completion, or is leaked by `give_up`. The bell's poll points to nothing.
-        unsafe { self.ring.submission().push(entry) }.is_ok()
     }
 
     fn take_requests(&mut self) {
-        while !self.vacant.is_empty() {
+        while !self.flights.is_full() {
             let Some(request) = self.shared.queue.lock().pop_front() else { return };
             self.shared.queued.fetch_sub(1, Ordering::Relaxed);
-            let IoRequest { operation, offset, mut memory, done } = request;
-            let length = memory.length();
-            let flight = Flight { operation, offset, memory, done, transferred: 0, length, vectors: Box::default() };
-            if length == 0 && operation != Operation::Sync {
-                (flight.done)(Completion { result: Ok(()), memory: flight.memory });
-                continue;
+            let flight = Flight::new(request);
+            match flight.is_empty() {
+                true => flight.finish(Ok(())),
+                false => self.launch(flight),
             }
-            self.launch(flight);
         }
     }
 
-    fn launch(&mut self, mut flight: Flight) {
-        let Some(place) = self.vacant.pop() else { return finish(flight, Err(io::ErrorKind::ResourceBusy.into())) };
-        let entry = flight.entry().user_data(place as u64);
-        self.flights[place] = Some(flight);
-        if !self.push(&entry) {
-            self.vacant.push(place);
-            if let Some(flight) = self.flights[place].take() {
-                finish(flight, Err(io::ErrorKind::ResourceBusy.into()));
-            }
+    fn launch(&mut self, flight: Flight) {
+        if let Err(flight) = self.flights.launch(flight, |entry| push(&mut self.ring, entry)) {
+            flight.finish(Err(io::ErrorKind::ResourceBusy.into()));
         }
     }
 
@@ -275,13 +258,11 @@ impl Driver {
                 self.bell_armed = false;
                 continue;
             }
-            let place = usize::try_from(data).unwrap_or(usize::MAX);
-            let Some(mut flight) = self.flights.get_mut(place).and_then(Option::take) else { continue };
-            self.vacant.push(place);
+            let Some(landed) = self.flights.land(data, result) else { continue };
             self.has_finished = true;
-            match flight.progress(result) {
-                Some(result) => finish(flight, result),
-                None => self.launch(flight),
+            match landed {
+                Landed::Ended(flight, result) => flight.finish(result),
+                Landed::GoesOn(flight) => self.launch(flight),
             }
         }
     }
@@ -294,10 +275,8 @@ impl Driver {
     fn give_up(mut self, error: &io::Error) {
         tracing::error!(%error, "io_uring failed; the engine is out of service");
         let failure = || io::Error::from(error.kind());
-        for flight in self.flights.drain(..).flatten() {
-            let Flight { memory, done, vectors, .. } = flight;
-            std::mem::forget((memory, vectors));
-            done(Completion { result: Err(failure()), memory: IoMemory::empty() });
+        for flight in self.flights.drain() {
+            flight.leak(failure());
         }
         loop {
             let closed = self.shared.closed.load(Ordering::SeqCst);
@@ -313,48 +292,11 @@ impl Driver {
     }
 }
 
-fn finish(flight: Flight, result: io::Result<()>) {
-    (flight.done)(Completion { result, memory: flight.memory });
-}
-
-impl Flight {
-    /// The submission entry for what is still to be transferred.
-    fn entry(&mut self) -> squeue::Entry {
-        let offset = self.offset + self.transferred as u64;
-        if self.operation == Operation::Sync {
-            return opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build();
-        }
-        self.vectors = self
-            .memory
-            .slices_mut(self.transferred)
-            .iter_mut()
-            .map(|slice| libc::iovec { iov_base: slice.as_mut_ptr().cast(), iov_len: slice.len() })
-            .collect();
-        let vectors = (self.vectors.as_ptr(), u32::try_from(self.vectors.len()).unwrap_or(u32::MAX));
-        match (self.operation, self.memory.registered(), &*self.vectors) {
-            (Operation::Write, Some(index), [one]) => {
-                let length = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
-                opcode::WriteFixed::new(FILE, one.iov_base.cast(), length, index).offset(offset).build()
-            }
-            (Operation::Write, ..) => opcode::Writev::new(FILE, vectors.0, vectors.1).offset(offset).build(),
-            _ => opcode::Readv::new(FILE, vectors.0, vectors.1).offset(offset).build(),
-        }
-    }
-
-    /// Takes a completion's result; `None` if the operation must go on.
-    fn progress(&mut self, result: i32) -> Option<io::Result<()>> {
-        match usize::try_from(result) {
-            Err(_) if [libc::EINTR, libc::EAGAIN].contains(&-result) => None,
-            Err(_) => Some(Err(io::Error::from_raw_os_error(-result))),
-            Ok(_) if self.operation == Operation::Sync => Some(Ok(())),
-            Ok(0) if self.operation == Operation::Read => Some(Err(io::ErrorKind::UnexpectedEof.into())),
-            Ok(0) => Some(Err(io::ErrorKind::WriteZero.into())),
-            Ok(count) => {
-                self.transferred += count;
-                (self.transferred >= self.length).then_some(Ok(()))
-            }
-        }
-    }
+/// Adds an entry; false if the submission queue is full, which its size rules out for one entry a flight.
+fn push(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
+    // SAFETY: what the entry points to (a flight's iovecs and memory) stays in the driver's `flights` until the
+    // completion, or is leaked by `give_up`. The bell's poll points to nothing.
+    unsafe { ring.submission().push(entry) }.is_ok()
 }
 
 /// A ring with the cheapest way of running task work that this kernel has.

@@ -32,11 +32,13 @@ pub use core::{TierState, Written};
 pub use error::NvmeError;
 pub use open_region::SliceSource;
 pub use read::{SliceName, VecTarget};
-pub use reclaim::{BoxFuture, RecordOwner, Verdict};
+pub use reclaim::{RecordOwner, Verdict};
 pub use recover::{Recovered, ScanBatch};
 pub use region::{Location, NvmeUsage};
 pub use scrub::ScrubReport;
 pub use tier::{NvmeStats, NvmeTier};
+
+pub use crate::io::BoxFuture;
 
 /// An error and its causes on one line.
 fn chain(error: &dyn std::error::Error) -> String {

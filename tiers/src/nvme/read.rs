@@ -277,7 +277,7 @@ impl<'a> Reader<'a> {
     async fn fetch(&self, offset: usize, memory: IoMemory) -> Result<IoMemory, NvmeError> {
         let (sender, receiver) = oneshot::channel();
         let hold = Arc::clone(&self.hold);
-        self.core.engine.submit(IoRequest {
+        self.core.engine.submit_from_task(IoRequest {
             operation: Operation::Read,
             offset: self.core.offset_of(self.location.region) + offset as u64,
             memory,

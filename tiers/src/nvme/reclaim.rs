@@ -8,7 +8,6 @@
 //! Runs after the scan has announced every record, since the owner judges by what it knows.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -22,7 +21,7 @@ use super::open_region::SliceSource;
 use super::recover::{payload_of, read_records, read_tombstones};
 use super::region::{Location, SealedRegion};
 use super::{NvmeError, NvmeTier};
-use crate::io::{Block, Completion, IoMemory, IoRequest, Operation};
+use crate::io::{Block, BoxFuture, Completion, IoMemory, IoRequest, Operation};
 
 /// Records that the owner judges at once.
 const DECIDE_BATCH: usize = 512;
@@ -38,9 +37,6 @@ pub enum Verdict {
     /// Let it go. The owner has forgotten it already, and does not release it.
     Drop,
 }
-
-/// A future in a box, as trait objects need it.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Whoever knows what the records are worth: the store above.
 pub trait RecordOwner: Send + Sync {

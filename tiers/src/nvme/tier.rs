@@ -20,7 +20,7 @@ use super::read::{Reader, SliceName};
 use super::reclaim::ask;
 use super::recover::{Graves, Recovered, ScanBatch, recover, scan};
 use super::region::{Location, NvmeUsage, Regions};
-use crate::io::{Allocation, Block, BufferPool, EngineKind, IoEngine, Landing, PAGE_BYTES, start_engine};
+use crate::io::{Allocation, Block, BoxFuture, BufferPool, EngineKind, IoEngine, Landing, PAGE_BYTES, start_engine};
 
 /// One region is filled while two are on their way to the disk.
 const WRITE_BUFFERS: usize = 3;
@@ -237,6 +237,13 @@ impl NvmeTier {
         self.core.check()?;
         let permit = Arc::clone(&self.read_permits).acquire_owned().await.map_err(|_| self.detached())?;
         Reader::new(&self.core, location, name, permit)?.read(range, target).await
+    }
+
+    /// Lets tasks of the runtime on which this future runs read without a detour over the engine's threads: to be
+    /// spawned by the owner, on a runtime with I/O enabled. Ends when the tier is gone; dropped, it waits for the reads
+    /// in flight.
+    pub fn drive_reads(&self) -> BoxFuture<'static, ()> {
+        self.core.engine.drive()
     }
 
     /// The record is dead: its bytes count as free at once, and it doesn't return after a restart (from the next

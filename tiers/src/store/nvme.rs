@@ -43,6 +43,7 @@ impl Inner {
         let owner: Weak<dyn RecordOwner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn RecordOwner>));
         // Ends by itself when the tier is closed or the store is gone.
         tokio::spawn(nvme.tier.reclaim(owner));
+        tokio::spawn(nvme.tier.drive_reads());
         *self.nvme.write() = Some(nvme);
     }
 
