@@ -142,14 +142,28 @@ impl NodeProcess {
     /// # Errors
     /// The connection's; an answer that is no JSON.
     pub fn admin(&self, path: &str) -> std::io::Result<serde_json::Value> {
+        Ok(serde_json::from_str(&self.ask(path)?)?)
+    }
+
+    /// The body of the answer to `GET path`.
+    fn ask(&self, path: &str) -> std::io::Result<String> {
         use std::io::{Read as _, Write as _};
         let mut stream = std::net::TcpStream::connect(self.admin)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin)?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        Ok(serde_json::from_str(body)?)
+        Ok(answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned())
+    }
+
+    /// A metric without labels.
+    ///
+    /// # Errors
+    /// As [`NodeProcess::admin`]; a metric that is not there.
+    pub fn metric(&self, name: &str) -> std::io::Result<u64> {
+        let metrics = self.ask("/metrics")?;
+        let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        value.ok_or_else(|| std::io::Error::other(format!("there is no metric {name}")))
     }
 
     /// A field of one tier in `admin tiers`.

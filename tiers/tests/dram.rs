@@ -27,7 +27,7 @@ fn config(folder: &Path, capacity_bytes: u64, incarnation: u32) -> MemoryConfig 
 
 fn open(folder: &Path, capacity_bytes: u64, incarnation: u32) -> (Arc<MemoryTier>, Vec<RecoveredSlice>) {
     let (tier, recovered) = MemoryTier::open(&config(folder, capacity_bytes, incarnation)).expect("a segment");
-    (tier, recovered)
+    (tier, recovered.collect())
 }
 
 /// Bytes that only this number and length have.
@@ -41,8 +41,11 @@ fn bytes_of(number: u64, length: usize) -> Vec<u8> {
         .collect()
 }
 
+/// As long as the longest key here.
+const KEY_BYTES: usize = 24;
+
 fn put(tier: &Arc<MemoryTier>, number: u64, length: usize) -> Option<Arc<Slice>> {
-    let mut buffer = tier.reserve(length as u32).ok()?;
+    let mut buffer = tier.reserve(length as u32, KEY_BYTES).ok()?;
     // In uneven parts, so that chunks are not the parts.
     bytes_of(number, length).chunks(10_007).for_each(|part| buffer.append(part));
     Some(buffer.seal(SliceHeader {
@@ -108,7 +111,7 @@ fn each_size_finds_the_space_that_another_one_left() {
     for round in 0..5 {
         for length in [4096_u32, 4 << 20, 1 << 20] {
             // Not filled: what is tried is the room.
-            let buffers: Vec<_> = std::iter::from_fn(|| tier.reserve(length).ok()).collect();
+            let buffers: Vec<_> = std::iter::from_fn(|| tier.reserve(length, KEY_BYTES).ok()).collect();
             let payload = buffers.len() as u64 * u64::from(length);
             if length > 4096 {
                 assert!(payload as f64 >= 0.93 * capacity as f64, "round {round}, {length}: {payload} bytes fit");
@@ -155,7 +158,7 @@ fn accounts_equal_a_recount_after_every_step() {
         let length = (random >> 40) as usize % 300_000;
         match (random >> 33) % 8 {
             0..3 => sealed.extend(put(&tier, step, length)),
-            3 => filling.extend(tier.reserve(length as u32).ok()),
+            3 => filling.extend(tier.reserve(length as u32, KEY_BYTES).ok()),
             4 => drop(filling.pop()),
             5 if step % 50 == 0 => sealed.clear(),
             _ if !sealed.is_empty() => drop(sealed.swap_remove(random as usize % sealed.len())),
@@ -180,7 +183,7 @@ fn what_was_sealed_comes_back_after_a_close_and_what_was_dropped_does_not() {
     complete.complete(77);
     let sealed = put(&tier, 2, 5000).expect("room");
     drop(put(&tier, 3, 5000));
-    let half = tier.reserve(100_000).expect("room");
+    let half = tier.reserve(100_000, KEY_BYTES).expect("room");
     tier.close(true);
     drop((complete, sealed, half, tier));
 
@@ -243,7 +246,7 @@ fn every_crash_image_opens_without_a_wrong_byte() {
             None => drop(slices.swap_remove(random as usize % slices.len())),
         }
         if step % 5 == 0 {
-            filling = tier.reserve(70_000).ok().map(|mut buffer| {
+            filling = tier.reserve(70_000, KEY_BYTES).ok().map(|mut buffer| {
                 buffer.append(&[0xee; 66_000]);
                 buffer
             });

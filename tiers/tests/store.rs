@@ -85,7 +85,7 @@ async fn ranges_are_exact_on_both_tiers() {
 async fn an_object_that_can_never_fit_is_refused_at_once_and_evicts_nothing() {
     let node = TestNode::new(16 * MIB, None).await;
     let names = node.put_many(8, MIB as usize).await;
-    let refused = node.store.reserve(17 * MIB).await;
+    let refused = node.store.reserve(17 * MIB, 10).await;
     assert!(matches!(refused.err(), Some(StoreError::TooLarge { largest, .. }) if largest <= 16 * MIB));
     for name in &names {
         assert_right(&node, name, MIB as usize).await;
@@ -95,7 +95,7 @@ async fn an_object_that_can_never_fit_is_refused_at_once_and_evicts_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_that_dies_leaves_nothing_reserved() {
     let node = TestNode::new(16 * MIB, None).await;
-    let mut buffer = node.store.reserve(4 * MIB).await.unwrap();
+    let mut buffer = node.store.reserve(4 * MIB, 10).await.unwrap();
     buffer.write(&[7; 100_000]).unwrap();
     assert!(node.dram().reserved >= 4 * MIB);
     drop(buffer);
@@ -105,12 +105,12 @@ async fn a_put_that_dies_leaves_nothing_reserved() {
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_shorter_or_longer_than_announced_store_nothing() {
     let node = TestNode::new(16 * MIB, None).await;
-    let mut buffer = node.store.reserve(1000).await.unwrap();
+    let mut buffer = node.store.reserve(1000, 10).await.unwrap();
     buffer.write(&[1; 600]).unwrap();
     assert!(matches!(buffer.write(&[1; 401]), Err(StoreError::LengthMismatch { announced: 1000, received: 1001 })));
     let sealed = buffer.seal(node.identity(1), None);
     assert!(matches!(sealed.err(), Some(StoreError::LengthMismatch { announced: 1000, received: 600 })));
-    let mut buffer = node.store.reserve(3).await.unwrap();
+    let mut buffer = node.store.reserve(3, 10).await.unwrap();
     buffer.write(b"abc").unwrap();
     let sealed = buffer.seal(node.identity(2), Some(crc32fast::hash(b"abd")));
     assert!(matches!(sealed.err(), Some(StoreError::ChecksumMismatch { .. })));

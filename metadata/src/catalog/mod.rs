@@ -266,7 +266,7 @@ impl Catalog {
         object.replicas().iter().for_each(|replica| self.nodes.gain(&object, replica.id));
         self.tenants.charge(object.tenant(), Charge::of(&object));
         self.changes.insert(RowKey::Object(object.name.clone()));
-        let group = object.group.clone().map(|group| (object.tenant(), group));
+        let group = object.group().cloned().map(|group| (object.tenant(), group));
         let slot = self.objects.insert(object);
         self.groups.extend(group.map(|(tenant, group)| (tenant, group, slot)));
     }
@@ -280,7 +280,7 @@ impl Catalog {
         });
         self.tenants.refund(object.tenant(), Charge::of(&object));
         self.changes.insert(RowKey::Object(object.name.clone()));
-        if let Some(group) = &object.group {
+        if let Some(group) = object.group() {
             self.groups.remove(&(object.tenant(), Arc::clone(group), slot));
         }
         object
@@ -340,14 +340,13 @@ impl Catalog {
             assert!((1..=MAX_REPLICAS).contains(&replicas.len()), "{:?} has {} copies", object.name, replicas.len());
             assert!(replicas.is_sorted_by(|one, other| one.id.node < other.id.node), "two copies on one node");
             assert!(object.describe().is_sound(), "{:?}", object.name);
-            assert_eq!(object.hash, KeyHash::of(object.tenant(), object.name.key_bytes()));
             assert!(replicas.iter().all(|replica| !self.retired.contains(replica.id)), "a retired copy is visible");
-            grouped += usize::from(object.group.is_some());
+            grouped += usize::from(object.group().is_some());
         }
         assert_eq!(self.groups.len(), grouped, "members of groups");
         for (tenant, group, slot) in &self.groups {
             let object = self.objects.get(*slot);
-            assert_eq!((object.tenant(), object.group.as_ref()), (*tenant, Some(group)));
+            assert_eq!((object.tenant(), object.group()), (*tenant, Some(group)));
         }
     }
 }

@@ -123,7 +123,7 @@ impl Nodes {
         let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
         node.replicas += 1;
         node.bytes += object.length;
-        node.digests.toggle(object.hash, object.version, replica);
+        node.digests.toggle(object.hash(), object.version, replica);
     }
 
     /// Takes a copy out of the count again.
@@ -131,7 +131,7 @@ impl Nodes {
         let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
         node.replicas -= 1;
         node.bytes -= object.length;
-        node.digests.toggle(object.hash, object.version, replica);
+        node.digests.toggle(object.hash(), object.version, replica);
     }
 
     /// Puts a copy that is not counted any more on its node's free list.
@@ -196,7 +196,7 @@ impl Nodes {
                 let (replicas, bytes, digests) = expected.get_mut(&replica.id.node).expect("copies are on known nodes");
                 *replicas += 1;
                 *bytes += object.length;
-                digests.toggle(object.hash, object.version, replica.id);
+                digests.toggle(object.hash(), object.version, replica.id);
             }
         }
         for (id, node) in &self.0 {

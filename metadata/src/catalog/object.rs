@@ -1,4 +1,4 @@
-//! One object as the catalog keeps it: 128 bytes, its name, and nothing else for the common object of one copy
+//! One object as the catalog keeps it: 112 bytes, its name, and nothing else for the common object of one copy
 //! and one slice.
 
 use std::sync::Arc;
@@ -89,13 +89,13 @@ enum Checksums {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Object {
     pub(super) name: Name,
-    pub(super) hash: KeyHash,
     pub(super) version: VersionId,
     pub(super) commit_index: LogIndex,
     pub(super) length: u64,
     replicas: Replicas,
     checksums: Checksums,
-    pub(super) group: Option<Arc<str>>,
+    /// Few objects have one: boxed, it takes eight bytes less of all others.
+    group: Option<Box<Arc<str>>>,
     pub(super) slice_bytes: u32,
     pub(super) pins: u32,
     pub(super) data_type: DataType,
@@ -154,20 +154,18 @@ impl Description {
 impl Object {
     /// `replicas` has one to [`MAX_REPLICAS`] copies on as many nodes; `description` is sound.
     pub(super) fn new(name: Name, description: Description, replicas: Vec<Replica>) -> Self {
-        let hash = KeyHash::of(name.tenant(), name.key_bytes());
         let checksums = match description.checksums[..] {
             [checksum] => Checksums::One(checksum),
             _ => Checksums::Many(description.checksums.into()),
         };
         Self {
             name,
-            hash,
             version: description.version,
             commit_index: description.commit_index,
             length: description.length,
             replicas: Replicas::of(replicas),
             checksums,
-            group: description.group,
+            group: description.group.map(Box::new),
             slice_bytes: description.slice_bytes,
             pins: u32::try_from(description.pins).unwrap_or(u32::MAX),
             data_type: description.data_type,
@@ -184,7 +182,7 @@ impl Object {
             length: self.length,
             slice_bytes: self.slice_bytes,
             data_type: self.data_type,
-            group: self.group.clone(),
+            group: self.group().cloned(),
             checksums: self.checksums().to_vec(),
             pins: u64::from(self.pins),
             durability: self.durability,
@@ -197,8 +195,17 @@ impl Object {
         self.name.tenant()
     }
 
+    pub(super) fn group(&self) -> Option<&Arc<str>> {
+        self.group.as_deref()
+    }
+
+    /// Computed when it is asked for: eight bytes less an object.
+    pub(super) fn hash(&self) -> KeyHash {
+        KeyHash::of(self.tenant(), self.name.key_bytes())
+    }
+
     pub(super) fn bucket(&self) -> KeyBucket {
-        KeyBucket::of(self.hash)
+        KeyBucket::of(self.hash())
     }
 
     pub(super) fn replicas(&self) -> &[Replica] {
@@ -292,7 +299,7 @@ mod tests {
     #[test]
     fn an_object_stays_small() {
         assert_eq!(size_of::<Replica>(), 24);
-        assert_eq!(size_of::<Option<Object>>(), 128);
+        assert_eq!(size_of::<Option<Object>>(), 112);
     }
 
     #[test]

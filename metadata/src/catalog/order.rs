@@ -1,4 +1,4 @@
-//! Slots in the order of their objects' names, in blocks of up to 512: sixteen bytes an object.
+//! Slots in the order of their objects' names, in blocks of up to 511: some seventeen bytes an object.
 //!
 //! Holds no names; the caller gives the name of a slot. Asking for one costs a cache miss or two, so a block keeps
 //! what its names have in common and eight bytes of each behind that, and a search rarely asks for any name: keys end
@@ -11,8 +11,8 @@ use std::ops::Bound;
 
 use super::table::Slot;
 
-/// Most slots of a block: its moves stay within 4 KiB.
-const BLOCK: usize = 512;
+/// Most slots of a block: its moves stay within 4 KiB, and with the one that is too many it fills 4 and 2 KiB exactly.
+const BLOCK: usize = 511;
 /// A block below this joins its neighbour if both then fill at most three quarters.
 const SPARSE: usize = BLOCK / 4;
 /// How many more bytes its names must have in common before a block that was split looks behind them.

@@ -77,7 +77,7 @@ impl Catalog {
             slice_bytes: object.slice_bytes,
             data_type: object.data_type,
             checksums: object.checksums().to_vec(),
-            group: object.group.clone(),
+            group: object.group().cloned(),
             presence: self.presence_of(object),
             replicas: each(object.replicas(), |replica| self.replica_location(replica)),
         }
@@ -223,7 +223,7 @@ fn listed(object: &Object) -> ListedObject {
         version: object.version,
         length: object.length,
         data_type: object.data_type,
-        group: object.group.clone(),
+        group: object.group().cloned(),
         pins: object.pins,
         replicas: object.replicas().len() as u32,
     }

@@ -22,8 +22,8 @@ use crate::object::{KeyHash, TenantId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Slot(pub(super) u32);
 
-/// Objects of one block of the slab: 128 KiB.
-const BLOCK: usize = 1024;
+/// Objects of one block of the slab: what fits 128 KiB, a size of which the allocator wastes nothing.
+const BLOCK: usize = (128 << 10) / size_of::<Option<Object>>();
 /// Most objects: what a slot can number, with room to spare.
 pub(super) const MAX_OBJECTS: usize = 1 << 31;
 
@@ -53,10 +53,7 @@ impl ObjectTable {
     pub(super) fn find(&self, tenant: TenantId, key: &[u8]) -> Option<Slot> {
         let hash = KeyHash::of(tenant, key);
         self.buckets[KeyBucket::of(hash).index()]
-            .find(spread(hash), |&slot| {
-                let object = self.get(slot);
-                object.hash == hash && object.name.is(tenant, key)
-            })
+            .find(spread(hash), |&slot| self.get(slot).name.is(tenant, key))
             .copied()
     }
 
@@ -72,10 +69,10 @@ impl ObjectTable {
 
     /// Adds an object whose name is not there yet.
     pub(super) fn insert(&mut self, object: Object) -> Slot {
-        let (hash, bucket) = (object.hash, object.bucket().index());
+        let (hash, bucket) = (object.hash(), object.bucket().index());
         let slot = self.seat(object);
         let blocks = &self.blocks;
-        self.buckets[bucket].insert_unique(spread(hash), slot, |&slot| spread(get(blocks, slot).hash));
+        self.buckets[bucket].insert_unique(spread(hash), slot, |&slot| spread(get(blocks, slot).hash()));
         self.order.insert(slot, get(blocks, slot).name.as_bytes(), |slot| get(blocks, slot).name.as_bytes());
         self.count += 1;
         slot
@@ -86,7 +83,7 @@ impl ObjectTable {
         let blocks = &self.blocks;
         let object = get(blocks, slot);
         self.buckets[object.bucket().index()]
-            .find_entry(spread(object.hash), |&other| other == slot)
+            .find_entry(spread(object.hash()), |&other| other == slot)
             .expect("every object is in its bucket")
             .remove();
         self.order.remove(object.name.as_bytes(), |slot| get(blocks, slot).name.as_bytes());

@@ -70,8 +70,12 @@ pub(super) const FIXED_WORDS: usize = 8;
 pub(super) const PAYLOAD_FIRST: usize = 11;
 pub(super) const PAYLOAD_MORE: usize = 20;
 const PAYLOAD_WORDS: usize = MAX_EXTENTS + MAX_KEY_BYTES / 8;
-/// Payload slots of the longest key with the most extents.
-pub(super) const MOST_PAYLOAD_SLOTS: u32 = (PAYLOAD_WORDS - PAYLOAD_FIRST).div_ceil(PAYLOAD_MORE) as u32;
+
+/// Payload slots of a slice with the most extents, whose key has `key_bytes`.
+pub(super) fn most_payload_slots(key_bytes: usize) -> u32 {
+    let words = MAX_EXTENTS + key_bytes.min(MAX_KEY_BYTES).div_ceil(8);
+    words.saturating_sub(PAYLOAD_FIRST).div_ceil(PAYLOAD_MORE) as u32
+}
 
 /// What stands in the first byte of a slot's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -70,8 +70,8 @@ impl Layout {
     pub fn new(node: NodeId, data_pages: u32, slot_count: Option<u32>) -> Self {
         let default = 2 * u64::from(data_pages) + SPARE_SLOTS;
         let slot_count = slot_count.unwrap_or(u32::try_from(default).unwrap_or(u32::MAX - 1)).max(1);
-        // Two slots a page are rarely all taken: about one slice a bucket.
-        let bucket_count = (slot_count / 4).max(1).next_power_of_two();
+        // At most four slices a bucket if each has one page; with slices of 16 KiB and more, less than one.
+        let bucket_count = (slot_count / 8).max(1).next_power_of_two();
         let words = HEADER_WORDS + bucket_count as usize * BUCKET_WORDS + slot_count as usize * SLOT_WORDS;
         let data_offset = (words as u64 * 8).next_multiple_of(DATA_ALIGNMENT);
         let file_bytes = data_offset + (u64::from(data_pages) * PAGE_BYTES as u64).next_multiple_of(DATA_ALIGNMENT);

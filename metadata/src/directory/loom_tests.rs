@@ -46,8 +46,8 @@ fn header(key: &[u8], sequence: u64) -> SliceHeader {
 fn seal(writer: &mut Writer, words: &[LoomCell], key: &[u8], sequence: u64) -> SlotId {
     let mut extents = Extents::default();
     assert!(extents.push(Extent { page: 0, pages: 1 }));
-    writer.reserve().expect("a slot");
-    writer.seal(words, &header(key, sequence), &extents)
+    let promise = writer.reserve(key.len()).expect("a slot");
+    writer.seal(words, promise, &header(key, sequence), &extents)
 }
 
 /// What the writer does in the model, once its first slice is complete.

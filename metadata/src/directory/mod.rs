@@ -22,7 +22,7 @@ use std::sync::atomic::{self, AtomicU64, Ordering};
 pub use entry::{Extent, Extents, MAX_EXTENTS, PAGE_BYTES};
 pub use layout::{Layout, LayoutError};
 pub use reader::{Doubt, Found, Lookup, Reader, SliceName};
-pub use writer::{Recovered, RecoveredSlot, SlotId, SlotsExhausted, Writer, read_slice};
+pub use writer::{Recovered, RecoveredSlot, SlotId, SlotPromise, SlotsExhausted, Writer, read_slice};
 
 /// One word of the segment. Real segments are [`AtomicU64`]; the model checker brings its own.
 pub trait Cell: Send + Sync {

@@ -1,7 +1,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::entry::MOST_PAYLOAD_SLOTS;
+use super::entry::most_payload_slots;
 use super::*;
 use crate::node::{Incarnation, NodeId};
 use crate::object::{DataType, MAX_KEY_BYTES, ObjectKey, ReplicaId, TenantId, VersionId};
@@ -43,9 +43,9 @@ fn copy(words: &[AtomicU64]) -> Vec<AtomicU64> {
     words.iter().map(|word| AtomicU64::new(word.load(Relaxed))).collect()
 }
 
-fn put(writer: &mut Writer, words: &[AtomicU64], header: &SliceHeader, list: &[(u32, u32)]) -> SlotId {
-    writer.reserve().expect("a slot");
-    writer.seal(words, header, &extents(list))
+fn put<C: Cell>(writer: &mut Writer, words: &[C], header: &SliceHeader, list: &[(u32, u32)]) -> SlotId {
+    let promise = writer.reserve(header.key.as_bytes().len()).expect("a slot");
+    writer.seal(words, promise, header, &extents(list))
 }
 
 fn look_up(words: &[AtomicU64], key: &[u8]) -> Lookup {
@@ -82,14 +82,15 @@ fn a_slice_is_found_once_complete_and_until_retired() {
 
 #[test]
 fn the_longest_key_with_the_most_extents_fits_what_was_promised() {
-    let words = segment(1 + MOST_PAYLOAD_SLOTS);
+    let slot_count = 1 + most_payload_slots(MAX_KEY_BYTES);
+    let words = segment(slot_count);
     let (mut writer, _) = Writer::recover(&words, FIRST_LIFE).expect("a segment");
     Writer::set_valid_until(&words, 1000);
     let key = [0xab; MAX_KEY_BYTES];
     let list: Vec<(u32, u32)> = (0..8).map(|i| (i * 10, 1)).collect();
     for round in 1..50 {
         let slot = put(&mut writer, &words, &header(&key, round, 8), &list);
-        assert_eq!(writer.reserve(), Err(SlotsExhausted { slot_count: 1 + MOST_PAYLOAD_SLOTS }));
+        assert_eq!(writer.reserve(1), Err(SlotsExhausted { slot_count }));
         writer.complete(&words, slot, round);
         assert_eq!(found(&words, &key).extents, extents(&list));
         let (read, _) = writer.read(&words, slot).expect("it is here");
@@ -215,15 +216,12 @@ fn a_kill_after_any_store_leaves_only_whole_slices() {
     let long_key = [b'x'; 300];
     let all = [header(b"first", 1, 2), header(&long_key, 2, 1), header(b"third", 3, 1)];
     // Pages of the first are reused by the third.
-    writer.reserve().expect("a slot");
-    let first = writer.seal(&words, &all[0], &extents(&[(10, 1), (20, 1)]));
+    let first = put(&mut writer, &words, &all[0], &[(10, 1), (20, 1)]);
     writer.complete(&words, first, 50);
-    writer.reserve().expect("a slot");
-    let second = writer.seal(&words, &all[1], &extents(&[(30, 1)]));
+    let second = put(&mut writer, &words, &all[1], &[(30, 1)]);
     writer.complete(&words, second, 51);
     writer.retire(&words, first);
-    writer.reserve().expect("a slot");
-    let third = writer.seal(&words, &all[2], &extents(&[(20, 1)]));
+    let third = put(&mut writer, &words, &all[2], &[(20, 1)]);
     writer.complete(&words, third, 52);
     writer.retire(&words, second);
     let stores = std::mem::take(&mut *STORES.lock().expect("no panic under the lock"));

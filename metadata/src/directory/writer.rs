@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use super::entry::{
-    Extent, Extents, FIXED_WORDS, Image, MOST_PAYLOAD_SLOTS, PAYLOAD_FIRST, PAYLOAD_MORE, SlotState, Status,
-    commit_index, commit_word,
+    Extent, Extents, FIXED_WORDS, Image, PAYLOAD_FIRST, PAYLOAD_MORE, SlotState, Status, commit_index, commit_word,
+    most_payload_slots,
 };
 use super::layout::{WORD_RECOVERING, WORD_RETIRED, WORD_SLOTS_USED, WORD_VALID_UNTIL};
 use super::{Cell, Layout, LayoutError, high, low, pack};
@@ -61,6 +61,11 @@ pub struct SlotsExhausted {
     pub slot_count: u32,
 }
 
+/// Room for one slice: so many slots. For [`Writer::seal`] or [`Writer::unreserve`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "what is dropped stays promised for ever"]
+pub struct SlotPromise(u32);
+
 /// The writer's own state: which slots are free. All else stands in the words, which every call is given; they must
 /// always be those of one segment.
 #[derive(Debug)]
@@ -70,8 +75,8 @@ pub struct Writer {
     generation_floor: u64,
     free: Vec<u32>,
     slots_used: u32,
-    /// Reservations, each of which may need a slot and the most payload slots.
-    reservations: u32,
+    /// Slots promised to slices that are being filled.
+    promised: u32,
 }
 
 impl Writer {
@@ -89,7 +94,7 @@ impl Writer {
         Layout::set_incarnation(words, incarnation);
         let slots_used = low(words[WORD_SLOTS_USED].load(Relaxed)).min(layout.slot_count);
         let generation_floor = u64::from(incarnation.0) << 32;
-        let mut writer = Self { layout, generation_floor, free: Vec::new(), slots_used, reservations: 0 };
+        let mut writer = Self { layout, generation_floor, free: Vec::new(), slots_used, promised: 0 };
         writer.empty_chains(words);
         let mut taken = vec![false; slots_used as usize];
         let found = writer.take_slices(words, &mut taken);
@@ -112,32 +117,38 @@ impl Writer {
     /// [`Layout::bytes_below_slot`] of it before the next [`Writer::seal`].
     #[must_use]
     pub fn slots_needed(&self) -> u32 {
-        let promised = self.reservations.saturating_mul(1 + MOST_PAYLOAD_SLOTS);
-        let fresh = promised.saturating_sub(u32::try_from(self.free.len()).unwrap_or(u32::MAX));
+        let fresh = self.promised.saturating_sub(u32::try_from(self.free.len()).unwrap_or(u32::MAX));
         self.slots_used.saturating_add(fresh).min(self.layout.slot_count)
     }
 
-    /// Promises room for one more slice; taken by [`Writer::seal`], or given back by [`Writer::unreserve`].
+    /// Promises room for one more slice, whose key has `key_bytes`.
     ///
     /// # Errors
     /// [`SlotsExhausted`].
-    pub fn reserve(&mut self) -> Result<(), SlotsExhausted> {
+    pub fn reserve(&mut self, key_bytes: usize) -> Result<SlotPromise, SlotsExhausted> {
         let free = u64::from(self.layout.slot_count - self.slots_used) + self.free.len() as u64;
-        if u64::from(self.reservations + 1) * u64::from(1 + MOST_PAYLOAD_SLOTS) > free {
+        let slots = 1 + most_payload_slots(key_bytes);
+        if u64::from(self.promised) + u64::from(slots) > free {
             return Err(SlotsExhausted { slot_count: self.layout.slot_count });
         }
-        self.reservations += 1;
-        Ok(())
+        self.promised += slots;
+        Ok(SlotPromise(slots))
     }
 
     /// Takes a promise back.
-    pub fn unreserve(&mut self) {
-        self.reservations = self.reservations.checked_sub(1).expect("as many promises are taken back as were made");
+    pub fn unreserve(&mut self, SlotPromise(slots): SlotPromise) {
+        self.promised = self.promised.checked_sub(slots).expect("as many slots are taken back as were promised");
     }
 
     /// Enters a sealed slice, for which room was promised. It is in no chain: only recovery finds it.
-    pub fn seal<C: Cell>(&mut self, words: &[C], header: &SliceHeader, extents: &Extents) -> SlotId {
-        self.unreserve();
+    pub fn seal<C: Cell>(
+        &mut self,
+        words: &[C],
+        promise: SlotPromise,
+        header: &SliceHeader,
+        extents: &Extents,
+    ) -> SlotId {
+        self.unreserve(promise);
         let slot = self.take_slot(words);
         let at = self.layout.slot(slot);
         let generation = words[at + GENERATION].load(Relaxed);

@@ -3,7 +3,7 @@
 use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, Options};
 
 /// Two of them at most: one that fills, one that is written out.
-const MEMTABLE_BYTES: usize = 16 << 20;
+const MEMTABLE_BYTES: usize = 4 << 20;
 /// Both are read from end to end at the start, and hardly ever after.
 const CACHE_BYTES: usize = 4 << 20;
 

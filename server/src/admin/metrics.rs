@@ -68,6 +68,11 @@ impl Metrics {
             ("tidepool_misses", "Reads that found nothing on this node", self.service.store().misses()),
             ("tidepool_ready", "Whether the node knows all that it has", u64::from(info.phase == "serving")),
             ("tidepool_process_resident_bytes", "Resident memory of the process, the segment included", memory),
+            (
+                "tidepool_heap_allocated_bytes",
+                "Memory asked for and not given back; more: the allocator's",
+                heap_bytes(),
+            ),
         ] {
             registry.register(name, help, gauge(value));
         }
@@ -81,6 +86,13 @@ fn gauge(value: u64) -> Gauge {
     let gauge = Gauge::default();
     gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
     gauge
+}
+
+/// What the program holds of its allocator, 0 if that can't be told: with the resident memory it tells a leak from
+/// memory that the allocator keeps.
+fn heap_bytes() -> u64 {
+    let read = tikv_jemalloc_ctl::epoch::advance().and_then(|_epoch| tikv_jemalloc_ctl::stats::allocated::read());
+    read.map_or(0, |bytes| bytes as u64)
 }
 
 /// `VmRSS` of this process, 0 if it can't be read.

@@ -15,7 +15,7 @@ use tidepool_metadata::catalog::{
 };
 use tidepool_metadata::{ErrorKind, NodeId, TierKind};
 use tidepool_replication::{CatalogHandle, ClusterEpoch, ClusterId, Forgotten, Group, GroupConfig};
-use tidepool_tiers::memory::{MemoryConfig, MemoryTier};
+use tidepool_tiers::memory::{MemoryConfig, MemoryTier, RecoveredSlices};
 use tidepool_tiers::nvme::{NvmeConfig, NvmeTier, WritePolicy};
 use tidepool_tiers::store::{Forget, ForgetAnswer, ReplicaName};
 use tidepool_tiers::{StoreConfig, TieredStore};
@@ -194,7 +194,7 @@ impl Join {
     }
 }
 
-type Tiers = (Arc<MemoryTier>, Vec<tidepool_tiers::memory::RecoveredSlice>, Option<(Arc<NvmeTier>, WritePolicy)>);
+type Tiers = (Arc<MemoryTier>, RecoveredSlices, Option<(Arc<NvmeTier>, WritePolicy)>);
 
 fn open_tiers(memory: MemoryConfig, nvme: Option<NvmeConfig>, node: NodeId) -> Result<Tiers, Error> {
     let (memory, recovered) = MemoryTier::open(&memory).map_err(|error| unusable("DRAM_UNUSABLE", &error))?;

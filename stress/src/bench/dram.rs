@@ -101,7 +101,7 @@ fn open() -> Result<Arc<MemoryTier>, Error> {
 }
 
 fn put(tier: &Arc<MemoryTier>, source: &[u8], number: usize) -> Result<Arc<Slice>, Error> {
-    let mut buffer = tier.reserve(SLICE_BYTES as u32)?;
+    let mut buffer = tier.reserve(SLICE_BYTES as u32, 20)?;
     buffer.append(part(source, number));
     let sequence = number as u64;
     let slice = buffer.seal(SliceHeader {

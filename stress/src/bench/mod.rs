@@ -12,6 +12,7 @@ mod perf;
 mod recovery;
 mod replay;
 mod scaling;
+mod soak;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -71,4 +72,5 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "scaling", about: "cost of put, get and eviction from 10^4 to 10^6 objects", run: scaling::run },
     Bench { name: "memory", about: "resident memory beside its budget", run: memory::run },
     Bench { name: "recovery", about: "how soon a restarted node serves and knows what it has", run: recovery::run },
+    Bench { name: "soak", about: "what a node holds after ten million puts, beside after two", run: soak::run },
 ];

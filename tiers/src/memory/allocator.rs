@@ -86,12 +86,10 @@ impl Allocator {
     /// leave the pool.
     #[must_use]
     pub fn restore(pages: u32, taken: &[Extent]) -> Option<(Self, Vec<Block>)> {
-        let mut order: Vec<(u32, u32)> = taken.iter().zip(0..).map(|(extent, index)| (extent.page, index)).collect();
-        order.sort_unstable();
         let mut allocator = Self::empty(pages);
         let mut blocks = vec![Block { extent: Extent::default(), node: NONE }; taken.len()];
         let (mut page, mut left) = (0, NONE);
-        for (_, index) in order {
+        for index in by_page(pages, taken) {
             let extent = taken[index as usize];
             let end = extent.page.checked_add(extent.pages).filter(|&end| end <= pages && extent.pages > 0)?;
             left = allocator.append_free(page, extent.page.checked_sub(page)?, left);
@@ -371,6 +369,25 @@ fn bin_of(pages: u32) -> (usize, usize) {
     }
     let power = pages.ilog2();
     ((power - SPLIT_BITS + 1) as usize, (pages >> (power - SPLIT_BITS) & (SPLIT - 1)) as usize)
+}
+
+/// Indices of `taken` in the order of their pages.
+fn by_page(pages: u32, taken: &[Extent]) -> Vec<u32> {
+    // One place a page is five times as quick as sorting, if not nearly all of them stay empty.
+    if taken.len() >= pages as usize / 32 {
+        let mut places = vec![NONE; pages as usize];
+        let is_free = |(extent, index): (&Extent, u32)| {
+            let place = places.get_mut(extent.page as usize);
+            place.is_some_and(|place| std::mem::replace(place, index) == NONE)
+        };
+        if taken.iter().zip(0..).all(is_free) {
+            places.retain(|&index| index != NONE);
+            return places;
+        }
+    }
+    let mut order: Vec<u32> = (0..).take(taken.len()).collect();
+    order.sort_unstable_by_key(|&index| taken[index as usize].page);
+    order
 }
 
 #[cfg(test)]

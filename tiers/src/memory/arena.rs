@@ -97,8 +97,8 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Pages of blocks that `super::tier` just took from its allocator, or that its allocator was restored with. What a
-    /// caller must keep: the allocator is this arena's, and each block is here once until it is given back.
+    /// Pages of blocks that `super::tier` just took from its allocator, or with which it was restored. What a caller must
+    /// keep: the allocator is this arena's, and each block is here once until it is given back.
     pub(super) fn of_new_blocks(arena: &Arc<Arena>, blocks: Blocks) -> Self {
         blocks.iter().for_each(|block| arena.check(block.extent));
         Self { arena: Arc::clone(arena), blocks }

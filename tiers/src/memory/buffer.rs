@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crc32fast::Hasher;
+use tidepool_metadata::directory::SlotPromise;
 use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, SliceHeader};
 
 use super::arena::Pages;
@@ -20,8 +21,8 @@ pub struct SliceBuffer {
     checksums: Vec<u32>,
     /// Of the chunk being filled.
     chunk: Hasher,
-    /// A slice has the pages now: this owns nothing any more.
-    sealed: bool,
+    /// Room in the directory; `None`: a slice has that and the pages now, this owns nothing any more.
+    promise: Option<SlotPromise>,
 }
 
 /// Bytes of a slice of `length` bytes with its trailer of chunk checksums, which a slice of one chunk does without.
@@ -35,10 +36,10 @@ pub(super) fn trailer_start(length: usize) -> usize {
 }
 
 impl SliceBuffer {
-    pub(super) fn new(tier: Arc<MemoryTier>, pages: Pages, length: u32) -> Self {
+    pub(super) fn new(tier: Arc<MemoryTier>, pages: Pages, promise: SlotPromise, length: u32) -> Self {
         let length = length as usize;
         let checksums = Vec::with_capacity(length.div_ceil(CHUNK_BYTES));
-        Self { tier, pages, length, filled: 0, checksums, chunk: Hasher::new(), sealed: false }
+        Self { tier, pages, length, filled: 0, checksums, chunk: Hasher::new(), promise: Some(promise) }
     }
 
     /// Length of the slice in bytes.
@@ -97,8 +98,8 @@ impl SliceBuffer {
             }
         }
         let pages = self.pages.take();
-        let slot = self.tier.seal(&SliceHeader { checksum, ..header }, &pages);
-        self.sealed = true;
+        let promise = self.promise.take().expect("a buffer is sealed once");
+        let slot = self.tier.seal(promise, &SliceHeader { checksum, ..header }, &pages);
         Arc::new(Slice::new(Arc::clone(&self.tier), pages, slot, self.length, checksum))
     }
 }
@@ -130,8 +131,8 @@ impl Landing for SliceBuffer {
 
 impl Drop for SliceBuffer {
     fn drop(&mut self) {
-        if !self.sealed {
-            self.tier.give_back(self.pages.take_blocks());
+        if let Some(promise) = self.promise.take() {
+            self.tier.give_back(self.pages.take_blocks(), promise);
         }
     }
 }

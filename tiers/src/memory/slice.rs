@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use crc32fast::Hasher;
-use tidepool_metadata::directory::RecoveredSlot;
 use tidepool_metadata::directory::SlotId;
-use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, ReplicaId, SliceHeader};
+use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, SliceHeader};
 
 use super::arena::Pages;
 use super::buffer::trailer_start;
@@ -193,58 +192,5 @@ struct View {
 impl AsRef<[u8]> for View {
     fn as_ref(&self) -> &[u8] {
         self.slice.pages.pieces(self.range.clone()).next().unwrap_or_default()
-    }
-}
-
-/// A slice that was found in the segment at opening; not verified, and in no reader's way. Dropping it frees it.
-#[derive(Debug)]
-pub struct RecoveredSlice {
-    slice: Slice,
-    replica: ReplicaId,
-    is_whole: bool,
-}
-
-impl RecoveredSlice {
-    pub(super) fn new(slice: Slice, found: &RecoveredSlot) -> Self {
-        Self { slice, replica: found.replica, is_whole: found.is_whole }
-    }
-
-    /// Whether it is the only slice of its object.
-    #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.is_whole
-    }
-
-    /// Of which copy it is.
-    #[must_use]
-    pub fn replica(&self) -> ReplicaId {
-        self.replica
-    }
-
-    /// What its entry says, which its own checksum covers.
-    #[must_use]
-    pub fn header(&self) -> SliceHeader {
-        self.slice.header()
-    }
-
-    /// Reads all of it; lets readers find it again if its put was known to be complete.
-    ///
-    /// # Errors
-    /// [`Corrupt`]: it is gone.
-    pub fn verify(self) -> Result<Arc<Slice>, Corrupt> {
-        let Self { slice, .. } = self;
-        slice.verify(0..slice.length())?;
-        let actual = slice.chunk_checksums().combined(slice.length);
-        if actual != slice.checksum {
-            return Err(Corrupt { chunk: 0, expected: slice.checksum, actual });
-        }
-        if slice.length == 0 && slice.checksum != 0 {
-            return Err(Corrupt { chunk: 0, expected: slice.checksum, actual: 0 });
-        }
-        let commit_index = slice.header().commit_index;
-        if commit_index > 0 {
-            slice.complete(commit_index);
-        }
-        Ok(Arc::new(slice))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
-use tidepool_metadata::directory::{Extents, Layout, PAGE_BYTES, Recovered, SlotId, Writer, read_slice};
+use tidepool_metadata::directory::{Extents, Layout, PAGE_BYTES, SlotId, SlotPromise, Writer, read_slice};
 use tidepool_metadata::{CHUNK_BYTES, Incarnation, NodeId, SliceHeader};
 
 use super::allocator::Allocator;
@@ -15,8 +15,8 @@ use super::arena::{Arena, Pages};
 use super::blocks::Blocks;
 use super::buffer::{SliceBuffer, stored_bytes};
 use super::error::{MemoryError, NoSpace};
+use super::recovered::RecoveredSlices;
 use super::segment::{self, Segment};
-use super::slice::{RecoveredSlice, Slice};
 
 /// Pages that are populated at a time: 2 MiB. Meanwhile nobody else in the process can map memory.
 const POPULATED_PAGES: u32 = 512;
@@ -79,7 +79,7 @@ impl MemoryTier {
     ///
     /// # Errors
     /// See [`MemoryError`].
-    pub fn open(config: &MemoryConfig) -> Result<(Arc<Self>, Vec<RecoveredSlice>), MemoryError> {
+    pub fn open(config: &MemoryConfig) -> Result<(Arc<Self>, RecoveredSlices), MemoryError> {
         let capacity = config.capacity_bytes;
         let data_pages = u32::try_from(capacity / PAGE_BYTES as u64).ok().filter(|&pages| pages > 0);
         let data_pages = data_pages.ok_or(MemoryError::Capacity { capacity })?;
@@ -87,35 +87,28 @@ impl MemoryTier {
         let Segment { file, path, arena } = segment::open(config, &layout)?;
         let damaged = |source| MemoryError::Layout { path: path.clone().unwrap_or_default(), source };
         let (writer, found) = Writer::recover(arena.words(), config.incarnation).map_err(damaged)?;
-        let Recovered { slots, extents } = found;
-        let (allocator, blocks) = Allocator::restore(data_pages, &extents).expect("recovered extents do not overlap");
+        let (allocator, blocks) =
+            Allocator::restore(data_pages, &found.extents).expect("recovered extents do not overlap");
         let backed_slots = writer.slots_needed().max(segment::initially_backed(&layout));
         let state = Mutex::new(State { allocator, writer, reserved_pages: 0, backed_slots });
         let tier = Self { arena: Arc::new(arena), layout, file, path, state, closed: AtomicBool::new(false) };
         let tier = Arc::new(tier);
-        let mut blocks = blocks.into_iter();
-        let recovered = slots.into_iter().map(|found| {
-            let pages = blocks.by_ref().take(found.extent_count.into()).collect();
-            let pages = Pages::of_new_blocks(&tier.arena, pages);
-            let length = found.slice_length as usize;
-            let slice = Slice::new(Arc::clone(&tier), pages, found.slot, length, found.checksum);
-            RecoveredSlice::new(slice, &found)
-        });
-        let recovered = recovered.collect();
+        let recovered = RecoveredSlices::new(Arc::clone(&tier), found.slots, blocks);
         Ok((tier, recovered))
     }
 
-    /// Takes room for a slice of `length` bytes, in 1 to 8 extents (none for length 0). O(1).
+    /// Takes room for a slice of `length` bytes, in 1 to 8 extents (none for length 0), and for its entry under a key of
+    /// `key_bytes`. O(1).
     ///
     /// # Errors
     /// [`NoSpace`].
-    pub fn reserve(self: &Arc<Self>, length: u32) -> Result<SliceBuffer, NoSpace> {
+    pub fn reserve(self: &Arc<Self>, length: u32, key_bytes: usize) -> Result<SliceBuffer, NoSpace> {
         let no_space = NoSpace { length };
         let pages = u32::try_from(stored_bytes(length as usize).div_ceil(PAGE_BYTES)).map_err(|_| no_space)?;
         let mut state = self.state.lock();
-        state.writer.reserve().map_err(|_| no_space)?;
+        let promise = state.writer.reserve(key_bytes).map_err(|_| no_space)?;
         let Some(blocks) = state.allocator.allocate(pages) else {
-            state.writer.unreserve();
+            state.writer.unreserve(promise);
             return Err(no_space);
         };
         let State { writer, backed_slots, .. } = &mut *state;
@@ -124,11 +117,11 @@ impl MemoryTier {
         drop(state);
         if let Err(error) = backed {
             tracing::error!(%error, "the directory of the segment can't grow: the machine is out of memory");
-            self.give_back(blocks);
+            self.give_back(blocks, promise);
             return Err(no_space);
         }
         let pages = Pages::of_new_blocks(&self.arena, blocks);
-        Ok(SliceBuffer::new(Arc::clone(self), pages, length))
+        Ok(SliceBuffer::new(Arc::clone(self), pages, promise, length))
     }
 
     /// The accounts.
@@ -212,12 +205,17 @@ impl MemoryTier {
         }
     }
 
+    /// The pages of a slice that was recovered.
+    pub(super) fn recovered_pages(&self, blocks: Blocks) -> Pages {
+        Pages::of_new_blocks(&self.arena, blocks)
+    }
+
     pub(super) fn header(&self, slot: SlotId) -> SliceHeader {
         read_slice(&self.layout, self.arena.words(), slot).expect("the slot of a slice that lives is whole").0
     }
 
     /// Enters a filled slice in the directory.
-    pub(super) fn seal(&self, header: &SliceHeader, pages: &Pages) -> SlotId {
+    pub(super) fn seal(&self, promise: SlotPromise, header: &SliceHeader, pages: &Pages) -> SlotId {
         let mut extents = Extents::default();
         let mut count = 0;
         for block in pages.blocks().iter() {
@@ -231,7 +229,7 @@ impl MemoryTier {
             // A put that comes too late: it is never proposed, and its bytes go with the process.
             return NO_SLOT;
         }
-        state.writer.seal(self.arena.words(), header, &extents)
+        state.writer.seal(self.arena.words(), promise, header, &extents)
     }
 
     pub(super) fn complete(&self, slot: SlotId, commit_index: u64) {
@@ -252,9 +250,9 @@ impl MemoryTier {
     }
 
     /// Gives back what a buffer had that was never sealed.
-    pub(super) fn give_back(&self, blocks: Blocks) {
+    pub(super) fn give_back(&self, blocks: Blocks, promise: SlotPromise) {
         let mut state = self.state.lock();
-        state.writer.unreserve();
+        state.writer.unreserve(promise);
         for &block in blocks.iter() {
             state.reserved_pages -= block.extent.pages;
             state.allocator.free(block);

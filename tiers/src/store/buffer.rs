@@ -43,20 +43,20 @@ impl Drop for Wanted<'_> {
 }
 
 impl TieredStore {
-    /// Reserves DRAM for an object of `length` bytes; waits for eviction while that makes progress.
+    /// Reserves DRAM for an object of `length` bytes under a key of `key_bytes`; waits for eviction while that makes progress.
     /// Cancel-safe: nothing stays reserved.
     ///
     /// # Errors
     /// [`StoreError::TooLarge`] at once if it can never fit; nothing is evicted for it.
     /// [`StoreError::NoSpace`] if nothing was freed for `room_wait`.
-    pub async fn reserve(&self, length: u64) -> Result<ObjectBuffer, StoreError> {
+    pub async fn reserve(&self, length: u64, key_bytes: usize) -> Result<ObjectBuffer, StoreError> {
         let inner = &self.inner;
         let largest = inner.memory.largest_object_bytes(inner.config.slice_bytes);
         if length > largest {
             return Err(StoreError::TooLarge { length, largest });
         }
         if inner.wanted_bytes.load(Ordering::Acquire) == 0
-            && let Some(slices) = inner.try_reserve(length)
+            && let Some(slices) = inner.try_reserve(length, key_bytes)
         {
             return Ok(ObjectBuffer::new(inner, slices, length));
         }
@@ -71,7 +71,7 @@ impl TieredStore {
             let freed = inner.room.notified();
             tokio::pin!(freed);
             freed.as_mut().enable();
-            if let Some(slices) = inner.try_reserve(length) {
+            if let Some(slices) = inner.try_reserve(length, key_bytes) {
                 return Ok(ObjectBuffer::new(inner, slices, length));
             }
             inner.pressure.notify_one();
@@ -87,10 +87,10 @@ impl TieredStore {
 
 impl Inner {
     /// All of the object's slices, or none.
-    fn try_reserve(&self, length: u64) -> Option<Vec<SliceBuffer>> {
+    fn try_reserve(&self, length: u64, key_bytes: usize) -> Option<Vec<SliceBuffer>> {
         let slice_bytes = self.config.slice_bytes;
         (0..SliceHeader::slice_count(length, slice_bytes))
-            .map(|index| self.memory.reserve(slice_length(length, slice_bytes, index)).ok())
+            .map(|index| self.memory.reserve(slice_length(length, slice_bytes, index), key_bytes).ok())
             .collect()
     }
 

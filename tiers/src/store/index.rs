@@ -121,7 +121,8 @@ pub(crate) fn header_of(entry: &Entry) -> SliceHeader {
     }
 }
 
-const CHUNK_ENTRIES: usize = 1024;
+/// Entries of one chunk: what fits 128 KiB, a size of which the allocator wastes nothing.
+const CHUNK_ENTRIES: usize = (128 << 10) / size_of::<Option<Entry>>();
 
 /// Entries in chunks that never move, so that growth costs no copy and no slack of half the table.
 #[derive(Debug, Default)]

@@ -53,7 +53,7 @@ pub use report::{SlicePlace, TierReport};
 
 use crate::StoreError;
 use crate::eviction::{Eviction, EvictionPolicy};
-use crate::memory::{MemoryTier, RecoveredSlice};
+use crate::memory::{MemoryTier, RecoveredSlices};
 use crate::nvme::{Location, NvmeTier, WritePolicy};
 use index::{Index, State};
 use report::Counters;
@@ -187,7 +187,7 @@ impl TieredStore {
     pub fn start(
         config: StoreConfig,
         memory: Arc<MemoryTier>,
-        recovered: Vec<RecoveredSlice>,
+        recovered: RecoveredSlices,
         nvme: Option<(Arc<NvmeTier>, WritePolicy)>,
         forget: Arc<dyn Forget>,
     ) -> Self {

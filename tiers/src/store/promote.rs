@@ -68,7 +68,7 @@ pub(super) async fn load_slices(inner: &Inner, load: &Load) -> Option<PerSlice<A
     for (slice_index, &location) in (0_u32..).zip(load.locations.as_slice()) {
         let SliceHeader { object_length, slice_bytes, version, replica, .. } = load.header;
         let length = slice_length(object_length, slice_bytes, slice_index);
-        let Ok(buffer) = inner.memory.reserve(length) else {
+        let Ok(buffer) = inner.memory.reserve(length, load.header.key.as_bytes().len()) else {
             inner.pressure.notify_one();
             return None;
         };

@@ -20,7 +20,7 @@ use tidepool_metadata::{ReplicaId, SliceHeader};
 use super::index::{Activity, Entry, PerSlice, State};
 use super::{Inner, TieredStore, heat, promote};
 use crate::StoreError;
-use crate::memory::{RecoveredSlice, Slice};
+use crate::memory::{RecoveredSlice, RecoveredSlices, Slice};
 use crate::nvme::{Location, NvmeTier};
 
 /// The phases in their order.
@@ -78,12 +78,12 @@ pub struct RecoveryReport {
 
 pub(super) struct Progress {
     finished: AtomicBool,
-    recovered: Mutex<Vec<RecoveredSlice>>,
+    recovered: Mutex<Option<RecoveredSlices>>,
     phases: Mutex<[(PhaseReport, Option<Instant>); 3]>,
 }
 
 impl Progress {
-    pub(super) fn new(recovered: Vec<RecoveredSlice>) -> Self {
+    pub(super) fn new(recovered: RecoveredSlices) -> Self {
         let phases = [Phase::HotKeys, Phase::Dram, Phase::Disk].map(|phase| {
             let report = PhaseReport {
                 phase,
@@ -97,7 +97,7 @@ impl Progress {
             };
             (report, None)
         });
-        Self { finished: AtomicBool::new(false), recovered: Mutex::new(recovered), phases: Mutex::new(phases) }
+        Self { finished: AtomicBool::new(false), recovered: Mutex::new(Some(recovered)), phases: Mutex::new(phases) }
     }
 
     /// Whether the node knows all that it has.
@@ -145,8 +145,8 @@ impl TieredStore {
         let hot = inner.config.heat_file.as_deref().map(heat::load).unwrap_or_default();
         inner.recovery.begin(Phase::HotKeys, hot.len() as u64);
         let nvme = inner.serving_nvme().ok();
-        let mut rest = std::mem::take(&mut *inner.recovery.recovered.lock());
-        let mut hot_slices = take_hot(&mut rest, &hot);
+        let mut found = inner.recovery.recovered.lock().take();
+        let mut hot_slices = found.as_mut().map(|found| take_hot(found, &hot)).unwrap_or_default();
         for hot in hot {
             let in_segment = hot_slices.remove(&hot.header.replica);
             let adopted = match (in_segment, &nvme) {
@@ -161,9 +161,9 @@ impl TieredStore {
         inner.memory.prefault();
 
         // A replica of several slices counts once for each here.
-        inner.recovery.begin(Phase::Dram, rest.len() as u64);
+        inner.recovery.begin(Phase::Dram, found.as_ref().map_or(0, |found| found.len() as u64));
         let verifier = Arc::clone(inner);
-        let verified = tokio::task::spawn_blocking(move || adopt_all(&verifier, rest)).await;
+        let verified = tokio::task::spawn_blocking(move || adopt_all(&verifier, found)).await;
         inner.recovery.end(Phase::Dram);
         verified.map_err(|_panic| StoreError::Recovering)?;
 
@@ -191,42 +191,39 @@ impl TieredStore {
 
 type Replicas = HashMap<ReplicaId, Vec<RecoveredSlice>>;
 
-/// Takes the slices of hot replicas out of `slices`. Moves no others but those that take their places.
-fn take_hot(slices: &mut Vec<RecoveredSlice>, hot: &[heat::Hot]) -> Replicas {
+fn take_hot(found: &mut RecoveredSlices, hot: &[heat::Hot]) -> Replicas {
     let names: HashSet<ReplicaId> = hot.iter().map(|hot| hot.header.replica).collect();
     let mut taken = Replicas::new();
-    let mut at = 0;
-    while let Some(slice) = slices.get(at) {
-        if names.contains(&slice.replica()) {
-            taken.entry(slice.replica()).or_default().push(slices.swap_remove(at));
-        } else {
-            at += 1;
-        }
+    for slice in found.take(|replica| names.contains(&replica)) {
+        taken.entry(slice.replica()).or_default().push(slice);
     }
     taken
 }
 
-/// Verifies on all cores but one, which the catalog needs meanwhile: a core checks about as fast as it can read memory.
-fn adopt_all(inner: &Arc<Inner>, slices: Vec<RecoveredSlice>) {
-    let mut parts = Replicas::new();
-    let mut whole = Vec::with_capacity(slices.len());
-    for slice in slices {
-        if slice.is_whole() {
-            whole.push(slice);
-        } else {
-            parts.entry(slice.replica()).or_default().push(slice);
+/// Adopts objects of one slice as they are found, then those of several, of which all must be found first.
+fn adopt_all(inner: &Arc<Inner>, found: Option<RecoveredSlices>) {
+    let (found, parts) = (Mutex::new(found.into_iter().flatten()), Mutex::new(Replicas::new()));
+    adopt_each(inner, || {
+        loop {
+            let slice = found.lock().next()?;
+            if slice.is_whole() {
+                return Some(vec![slice]);
+            }
+            parts.lock().entry(slice.replica()).or_default().push(slice);
         }
-    }
-    let replicas = Mutex::new(whole.into_iter().map(|slice| vec![slice]).chain(parts.into_values()));
+    });
+    let parts = Mutex::new(parts.into_inner().into_values());
+    adopt_each(inner, || parts.lock().next());
+}
+
+/// Verifies on all cores but one, which the catalog needs meanwhile: a core checks about as fast as it can read memory.
+fn adopt_each(inner: &Arc<Inner>, next: impl Fn() -> Option<Vec<RecoveredSlice>> + Sync) {
     let workers = std::thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).max(1));
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
-                loop {
-                    let next = replicas.lock().next();
-                    let Some(slices) = next else { return };
-                    let adopted = adopt_slices(inner, slices);
-                    inner.recovery.count(Phase::Dram, adopted);
+                while let Some(slices) = next() {
+                    inner.recovery.count(Phase::Dram, adopt_slices(inner, slices));
                 }
             });
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, TierKind, VersionId};
-use tidepool_tiers::memory::{MemoryConfig, MemoryTier, RecoveredSlice};
+use tidepool_tiers::memory::{MemoryConfig, MemoryTier};
 use tidepool_tiers::nvme::{NvmeConfig, NvmeError, NvmeTier, WritePolicy};
 use tidepool_tiers::store::{Forget, ForgetAnswer, ReplicaIdentity, ReplicaName, TierReport};
 use tidepool_tiers::{StoreConfig, StoreError, TieredStore};
@@ -122,7 +122,7 @@ impl TestNode {
         nvme: Option<&NvmeConfig>,
         forget: &Arc<ScriptedForget>,
     ) -> TieredStore {
-        let (memory, recovered): (Arc<MemoryTier>, Vec<RecoveredSlice>) = MemoryTier::open(memory).unwrap();
+        let (memory, recovered) = MemoryTier::open(memory).unwrap();
         let nvme = match nvme {
             Some(config) => Some((open_nvme(config).await, WritePolicy::OnEvict)),
             None => None,
@@ -157,7 +157,7 @@ impl TestNode {
     }
 
     async fn try_seal(&self, length: usize) -> Result<ReplicaName, StoreError> {
-        let mut buffer = self.store.reserve(length as u64).await?;
+        let mut buffer = self.store.reserve(length as u64, 10).await?;
         let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);
         let bytes = payload(sequence, length);
         bytes.chunks(100_000).for_each(|piece| buffer.write(piece).unwrap());
@@ -174,10 +174,10 @@ impl TestNode {
 
     /// Drives everything out of DRAM by asking for all of it.
     pub(crate) async fn demote_all(&self) {
-        let Err(StoreError::TooLarge { largest, .. }) = self.store.reserve(u64::MAX).await else {
+        let Err(StoreError::TooLarge { largest, .. }) = self.store.reserve(u64::MAX, 10).await else {
             panic!("nothing has room for so much");
         };
-        drop(self.store.reserve(largest).await.unwrap());
+        drop(self.store.reserve(largest, 10).await.unwrap());
         self.until(|node| node.tiers_of(TierKind::Dram).objects == 0).await;
     }
 

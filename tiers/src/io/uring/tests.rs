@@ -157,11 +157,10 @@ fn dropping_an_engine_waits_for_the_reads_of_tasks_and_ends_their_driver() {
     let Some((engine, mut device)) = engine_on_pipe() else { return };
     let runtime = runtime();
     let (request, end) = read_page(0, Block::new(PAGE_BYTES));
-    let driver = runtime.block_on(async {
-        let driver = tokio::spawn(engine.drive());
+    let driver = runtime.spawn(engine.drive());
+    runtime.block_on(async {
         tokio::task::yield_now().await;
         engine.submit_from_task(request);
-        driver
     });
     let (begun, begins) = sync_channel(1);
     let dropping = thread::spawn(move || {
