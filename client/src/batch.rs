@@ -7,7 +7,7 @@ use tidepool_metadata::proto;
 use crate::call::{Client, all_key_bytes, key_bytes, shown};
 use crate::error::{Error, Refusal};
 use crate::retry::Repeatable;
-use crate::types::{BatchGot, BatchObject, PutOptions, PutOutcome, StoredIn};
+use crate::types::{BatchGot, BatchObject, GetOptions, Object, PutOptions, PutOutcome, StoredIn};
 
 /// Bytes of values in one message; larger values go alone.
 const MESSAGE_BYTES: usize = 3 << 20;
@@ -44,6 +44,7 @@ impl Client {
         if let [(key, value)] = items.as_slice() {
             return Ok(vec![self.put(key, value.clone(), options).await.map(|done| done.outcome)]);
         }
+        let _writing = self.writing(items.iter().map(|(key, _)| &key[..]));
         let count = items.len();
         let checksums = items.iter().map(|(_, value)| crc32fast::hash(value)).collect();
         let (keys, values) = items.into_iter().unzip();
@@ -83,7 +84,21 @@ impl Client {
         Ok(outcomes.try_collect::<Vec<_>>().await?.into_iter().flatten().collect())
     }
 
+    /// Takes what it can from the node's memory on this host, and asks for the rest.
     async fn get_group(&self, keys: Vec<Bytes>) -> Result<Vec<BatchGot>, Error> {
+        let mut got = Vec::with_capacity(keys.len());
+        for key in &keys {
+            got.push(self.get_local(key, &GetOptions::default()).await);
+        }
+        let rest: Vec<Bytes> =
+            keys.iter().zip(&got).filter(|(_, got)| got.is_none()).map(|(key, _)| key.clone()).collect();
+        let mut asked = if rest.is_empty() { Vec::new() } else { self.ask_for_group(rest).await? }.into_iter();
+        let local = |object: Object| BatchGot::Found(BatchObject { value: object.value, tier: object.info.tier });
+        // As many were asked for as were not found, and one outcome came for each.
+        Ok(got.into_iter().filter_map(|got| got.map(local).or_else(|| asked.next())).collect())
+    }
+
+    async fn ask_for_group(&self, keys: Vec<Bytes>) -> Result<Vec<BatchGot>, Error> {
         const OPERATION: &str = "batch get";
         let message = proto::BatchGetRequest {
             tenant: self.tenant(),

@@ -8,6 +8,7 @@ use tonic::metadata::AsciiMetadataValue;
 use crate::call::Client;
 use crate::endpoint::ServerAddress;
 use crate::error::Error;
+use crate::local::LocalReads;
 
 /// Largest HTTP/2 frame: the server's pieces of 1 MiB take one each.
 const FRAME_BYTES: u32 = 1 << 20;
@@ -31,6 +32,10 @@ pub struct ClientSettings {
     pub connection_window_bytes: u32,
     /// Largest HTTP/2 frame. Default 1 MiB - 1; 16 KiB to 16 MiB - 1.
     pub frame_bytes: u32,
+    /// Whether objects in the DRAM of a node on this host, given as `unix:/path` and alone, are read without a call.
+    /// Such a read may give an object for up to 5 s after somebody else replaced or removed it, unless
+    /// [`crate::GetOptions::fresh`] is asked for; and its [`crate::ObjectInfo::group`] is empty.
+    pub local_reads: bool,
     /// Largest message that is taken. Default 64 MiB; from 1 MiB.
     pub message_bytes: usize,
     /// Values up to this long are put by one message, longer ones by a stream. Default 1 MiB, at most 4 MiB.
@@ -48,6 +53,7 @@ impl Default for ClientSettings {
             stream_window_bytes: 16 << 20,
             connection_window_bytes: 32 << 20,
             frame_bytes: FRAME_BYTES,
+            local_reads: true,
             message_bytes: 64 << 20,
             unary_put_bytes: 1 << 20,
             retries: 5,
@@ -154,6 +160,13 @@ impl ClientBuilder {
             [] => vec![ServerAddress::Tcp("127.0.0.1:7420".into())],
             endpoints => endpoints.iter().map(|endpoint| endpoint.parse()).collect::<Result<_, _>>()?,
         };
+        // A segment has the objects of all tenants; which number a tenant's name has, only the node knows.
+        let local = match &addresses[..] {
+            [ServerAddress::Unix(path)] if settings.local_reads && self.tenant.is_empty() => {
+                Some(LocalReads::new(path.with_file_name("segment.sock")))
+            }
+            _ => None,
+        };
         let channels = addresses.iter().cycle().take(settings.connections.max(addresses.len()));
         let channels = channels.map(|address| address.channel(&settings)).collect::<Result<_, _>>()?;
         let authorization = self.token.map(|token| {
@@ -165,7 +178,7 @@ impl ClientBuilder {
             value.set_sensitive(true);
             Ok::<_, Error>(value)
         });
-        Ok(Client::new(channels, authorization.transpose()?, self.tenant, settings))
+        Ok(Client::new(channels, authorization.transpose()?, self.tenant, settings, local))
     }
 
     /// A client that has reached its server.

@@ -16,7 +16,9 @@ use tower::ServiceExt;
 
 use crate::builder::{ClientBuilder, ClientSettings};
 use crate::error::Error;
+use crate::local::LocalReads;
 use crate::raw::store_client::StoreClient;
+use crate::recent::Writing;
 use crate::retry::{Backoff, Repeatable};
 use crate::session::Session;
 
@@ -37,6 +39,8 @@ struct Inner {
     seeds: RandomState,
     /// Opened with the first mutation that needs one.
     session: tokio::sync::Mutex<Option<Arc<Session>>>,
+    /// Of a node on this host.
+    local: Option<Arc<LocalReads>>,
 }
 
 /// One attempt at a call.
@@ -91,6 +95,7 @@ impl Client {
         authorization: Option<AsciiMetadataValue>,
         tenant: String,
         settings: ClientSettings,
+        local: Option<LocalReads>,
     ) -> Self {
         let inner = Inner {
             channels,
@@ -101,6 +106,7 @@ impl Client {
             seen_index: AtomicU64::new(0),
             seeds: RandomState::new(),
             session: tokio::sync::Mutex::default(),
+            local: local.map(Arc::new),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -117,12 +123,34 @@ impl Client {
         self.inner.seen_index.load(Ordering::Relaxed)
     }
 
+    /// How many objects were read from the segment of the node on this host, without a call.
+    #[must_use]
+    pub fn local_hits(&self) -> u64 {
+        self.inner.local.as_ref().map_or(0, |local| local.hits())
+    }
+
     pub(crate) fn saw(&self, log_index: u64) {
         self.inner.seen_index.fetch_max(log_index, Ordering::Relaxed);
     }
 
     pub(crate) fn session(&self) -> &tokio::sync::Mutex<Option<Arc<Session>>> {
         &self.inner.session
+    }
+
+    pub(crate) fn local(&self) -> Option<&Arc<LocalReads>> {
+        self.inner.local.as_ref()
+    }
+
+    /// Notes for local reads that `keys` are being written, while what this gives lives.
+    pub(crate) fn writing<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Writing<'_>> {
+        self.local().map(|local| local.writes.begin(keys))
+    }
+
+    /// As [`Client::writing`], of keys that this client does not know.
+    pub(crate) fn wrote_unknown_keys(&self) {
+        if let Some(local) = self.local() {
+            local.writes.note_all();
+        }
     }
 
     pub(crate) fn tenant(&self) -> String {

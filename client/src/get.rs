@@ -37,7 +37,11 @@ impl Client {
     /// # Errors
     /// As [`Client::get_range`].
     pub async fn get_with(&self, key: impl AsRef<[u8]>, options: GetOptions) -> Result<Option<Object>, Error> {
-        let message = self.get_message(key_bytes(key)?, options);
+        let key = key_bytes(key)?;
+        if let Some(object) = self.get_local(&key, &options).await {
+            return Ok(Some(object));
+        }
+        let message = self.get_message(key, options);
         self.call("get", Repeatable::Always, |attempt| {
             let message = message.clone();
             async move {
@@ -90,6 +94,9 @@ impl Client {
     }
 
     async fn read_into(&self, key: Bytes, options: GetOptions, buffer: &mut [u8]) -> Result<Option<ObjectInfo>, Error> {
+        if let Some(info) = self.get_local_into(&key, &options, buffer).await {
+            return Ok(Some(info));
+        }
         let message = self.get_message(key, options);
         let mut repetition = self.begin("get", Repeatable::Always);
         loop {

@@ -27,7 +27,9 @@ mod endpoint;
 mod error;
 mod get;
 mod keys;
+mod local;
 mod put;
+mod recent;
 mod retry;
 mod session;
 #[cfg(test)]

@@ -33,6 +33,7 @@ impl Client {
     /// [`Error::Key`]; what the server refuses. Nothing is stored then, unless the deadline passed: then it may be.
     pub async fn put(&self, key: impl AsRef<[u8]>, value: Bytes, options: &PutOptions) -> Result<PutDone, Error> {
         let key = key_bytes(key)?;
+        let _writing = self.writing([&key[..]]);
         let repeatable = if options.upsert { Repeatable::IfNotDone } else { Repeatable::Always };
         let reply = if value.len() <= self.settings().unary_put_bytes {
             let message = proto::PutRequest {
@@ -71,7 +72,9 @@ impl Client {
         source: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
         options: &PutOptions,
     ) -> Result<PutDone, Error> {
-        let announce = self.announce(key_bytes(key)?, length, options);
+        let key = key_bytes(key)?;
+        let _writing = self.writing([&key[..]]);
+        let announce = self.announce(key, length, options);
         let (fail, mut failed) = oneshot::channel();
         let taken = Arc::new(AtomicU64::new(0));
         let chunks = Chunks {

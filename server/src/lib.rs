@@ -12,6 +12,7 @@ pub mod folder;
 pub mod grpc;
 pub mod node;
 mod plan;
+mod segment;
 pub mod server;
 pub mod telemetry;
 

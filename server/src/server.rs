@@ -19,6 +19,7 @@ use crate::folder::DataFolder;
 use crate::grpc::{GrpcServer, Inflight, StoreApi};
 use crate::node::Node;
 use crate::plan;
+use crate::segment::SegmentListener;
 
 /// Where a running server can be reached.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -59,6 +60,7 @@ impl Server {
         };
         let unix = config.grpc.unix_socket.then(|| data.join("tidepool.sock"));
         let grpc = GrpcServer::bind(config.grpc.listen, unix.as_deref()).await?;
+        let segment = unix.as_ref().map(|_| SegmentListener::bind(&data.join("segment.sock"))).transpose()?;
         let admin = TcpListener::bind(config.admin.listen).await;
         let admin = admin.map_err(|error| crate::grpc::cannot_listen("admin.listen", config.admin.listen, &error))?;
         let addresses = Addresses { grpc: local(grpc.address())?, admin: local(admin.local_addr())?, unix, data };
@@ -80,10 +82,12 @@ impl Server {
         );
         let limits = config.limits.clone();
         let admin_stopped = stopped.clone();
-        let listeners = vec![
+        let (store, segment_stopped) = (node.service().store().clone(), stopped.clone());
+        let mut listeners = vec![
             tokio::spawn(async move { grpc.serve(api, auth, &limits, readiness, stopped).await }),
             tokio::spawn(admin_api.serve(admin, admin_stopped)),
         ];
+        listeners.extend(segment.map(|segment| tokio::spawn(segment.serve(store, segment_stopped))));
         let shutdown_timeout = config.shutdown_timeout.0.0;
         Ok(Self { addresses, node, folder, ready, stop, listeners, shutdown_timeout })
     }

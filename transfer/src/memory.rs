@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -104,6 +105,30 @@ impl Memory {
         Self::mapped(mapping, writable, None)
     }
 
+    /// Maps `length` bytes of a store's segment, read-only, page by page as they are read. Unlike a peer, a store is
+    /// trusted to keep its file's size: no seal says so, because a segment has a name and outlives its process.
+    ///
+    /// # Errors
+    /// `InvalidData` if the file is shorter; those of fstat and mmap.
+    pub(crate) fn map_store(file: &File, length: u64) -> io::Result<Self> {
+        let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        if file.metadata()?.len() < length {
+            return Err(invalid("the segment is shorter than was said"));
+        }
+        let length = usize::try_from(length).map_err(|_| invalid("the segment is longer than the address space"))?;
+        Self::mapped(MmapOptions::new().len(length).map_raw_read_only(file)?, false, None)
+    }
+
+    /// The first `count` words, which others may be storing: to be loaded only. As many as there are, if that is fewer.
+    #[must_use]
+    pub fn words(&self, count: usize) -> &[AtomicU64] {
+        let count = count.min(self.0.length / 8);
+        // SAFETY: `count` words inside the memory, which lives while `self` does, aligned because mappings begin at pages
+        // (asserted); all who use them do so atomically, in this process and in others. Loads are fine in read-only
+        // memory (core::sync::atomic, "Atomic accesses to read-only memory").
+        unsafe { std::slice::from_raw_parts(aligned(self.0.base.as_ptr()).cast(), count) }
+    }
+
     /// Memory of somebody else, kept by `owner` and moved by nobody while `owner` lives.
     ///
     /// The owner is dropped when the memory is unregistered *and* the last transfer and system call on it has ended.
@@ -175,6 +200,23 @@ impl Memory {
         Ok(())
     }
 
+    /// Copies `length` bytes out, behind those that `target` has.
+    ///
+    /// # Errors
+    /// [`SliceError::OutOfRange`].
+    pub fn append_to(&self, offset: u64, length: usize, target: &mut Vec<u8>) -> Result<(), SliceError> {
+        let source = self.address(offset, length as u64)?;
+        target.reserve(length);
+        // SAFETY: `address` checked that the source lies in the memory, which lives while `self` does; `target` has room
+        // for `length` bytes behind its own, and they are written before its length says so. A vector's spare room is
+        // nobody else's, so the two don't overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source, target.as_mut_ptr().add(target.len()), length);
+            target.set_len(target.len() + length);
+        }
+        Ok(())
+    }
+
     /// Copies `length` bytes from one memory to another, which may be the same.
     ///
     /// # Errors
@@ -197,7 +239,7 @@ impl Memory {
         let Ok(address) = self.address(index as u64 * 8, 8) else { return 0 };
         // SAFETY: 8 bytes inside the mapping, aligned because mappings begin at pages (asserted); all who use it do so
         // atomically, in this process and in others.
-        unsafe { std::sync::atomic::AtomicU64::from_ptr(aligned(address)) }.load(std::sync::atomic::Ordering::Acquire)
+        unsafe { AtomicU64::from_ptr(aligned(address)) }.load(Ordering::Acquire)
     }
 
     /// Stores an aligned word that others may be reading. Nothing outside.
@@ -205,8 +247,7 @@ impl Memory {
         assert!(self.0.writable, "memory is mapped read-only");
         let Ok(address) = self.address(index as u64 * 8, 8) else { return };
         // SAFETY: as for `load_word`, and the mapping is writable.
-        unsafe { std::sync::atomic::AtomicU64::from_ptr(aligned(address)) }
-            .store(value, std::sync::atomic::Ordering::Release);
+        unsafe { AtomicU64::from_ptr(aligned(address)) }.store(value, Ordering::Release);
     }
 
     /// Address of the first of `length` bytes at `offset`, all inside; valid while `self` or a clone lives.

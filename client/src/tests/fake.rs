@@ -250,6 +250,10 @@ impl Store for Fake {
         self.renew_lease(request).await
     }
 
+    async fn note_local_reads(&self, _: Request<proto::NoteLocalReadsRequest>) -> Answer<proto::NoteLocalReadsReply> {
+        Ok(Response::new(proto::NoteLocalReadsReply {}))
+    }
+
     async fn list(&self, request: Request<proto::ListRequest>) -> Answer<proto::ListReply> {
         self.enter("list", &request).await?;
         let state = self.state();

@@ -88,7 +88,7 @@ fn reuse_while_reading(script: Script) {
         let reader = {
             let (words, page) = (Arc::clone(&words), Arc::clone(&page));
             thread::spawn(move || {
-                let reader = Reader::over(&words, layout);
+                let reader = Reader::reopen(&words, layout);
                 let name = SliceName { tenant: TenantId(1), key: b"first", slice_index: 0 };
                 if let Lookup::Found(found) = reader.lookup(name, 1) {
                     let copied = [page[0].load(Relaxed), page[1].load(Relaxed)];

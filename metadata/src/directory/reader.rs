@@ -9,7 +9,7 @@ use super::layout::{WORD_RECOVERING, WORD_RETIRED, WORD_VALID_UNTIL};
 use super::writer::{COMMIT, FIXED, GENERATION, LINKS, MORE_PAYLOAD, PAYLOAD, STATUS, SlotId};
 use super::{Cell, Layout, LayoutError, high, low};
 use crate::node::{Incarnation, NodeId};
-use crate::object::{TenantId, VersionId};
+use crate::object::{DataType, TenantId, VersionId};
 
 /// Most tries, and most slots of a chain: then the normal path is quicker.
 const MOST_STEPS: usize = 64;
@@ -43,6 +43,8 @@ pub struct Found {
     pub slice_bytes: u32,
     /// Length of this slice in bytes.
     pub slice_length: u32,
+    /// What the object holds.
+    pub data_type: DataType,
     /// CRC-32 of this slice.
     pub checksum: u32,
     /// Where its bytes are; within the segment, and long enough.
@@ -93,9 +95,10 @@ impl<'a, C: Cell> Reader<'a, C> {
         Ok(Self { words, layout })
     }
 
-    /// Skips the header's checks, for models that have no room for all words.
-    #[cfg(test)]
-    pub(super) fn over(words: &'a [C], layout: Layout) -> Self {
+    /// Opens a directory again whose layout is known from an earlier [`Reader::new`] over the same words: a segment keeps
+    /// its layout for as long as it exists.
+    #[must_use]
+    pub fn reopen(words: &'a [C], layout: Layout) -> Self {
         Self { words, layout }
     }
 
@@ -205,6 +208,7 @@ impl<'a, C: Cell> Reader<'a, C> {
             object_length: fixed[1],
             slice_bytes: low(fixed[2]),
             slice_length: high(fixed[2]),
+            data_type: DataType::from_number(u8::try_from(high(fixed[3])).ok()?)?,
             checksum: low(fixed[3]),
             extents,
         };

@@ -113,6 +113,16 @@ impl StoreApi {
         Ok(proto::LeaseReply { granted_ms: released.into_iter().map(|_| 0).collect() })
     }
 
+    pub(super) async fn note_reads(
+        &self,
+        request: proto::NoteLocalReadsRequest,
+    ) -> Result<proto::NoteLocalReadsReply, Error> {
+        let keys = convert::keys(&request.keys)?;
+        let tenant = self.tenant(&request.tenant).await?;
+        self.service.store().note_local_reads(tenant, &keys);
+        Ok(proto::NoteLocalReadsReply {})
+    }
+
     pub(super) async fn list_page(&self, request: proto::ListRequest) -> Result<proto::ListReply, Error> {
         let tenant = self.tenant(&request.tenant).await?;
         let after = read_token(&request.page_token)?;

@@ -17,8 +17,8 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::node::NodeService;
 
 pub use limits::Inflight;
-pub(crate) use serve::cannot_listen;
 pub use serve::{GrpcServer, MAX_MESSAGE_BYTES};
+pub(crate) use serve::{bind_unix, cannot_listen};
 
 /// Generated server traits; the messages are `tidepool_metadata::proto`.
 #[expect(clippy::allow_attributes, unreachable_pub, unused_qualifications, reason = "generated")]
@@ -120,6 +120,13 @@ impl Store for StoreApi {
 
     async fn renew_lease(&self, request: Request<proto::LeaseRequest>) -> Result<Response<proto::LeaseReply>, Status> {
         Ok(Response::new(self.renew(request.into_inner()).await?))
+    }
+
+    async fn note_local_reads(
+        &self,
+        request: Request<proto::NoteLocalReadsRequest>,
+    ) -> Result<Response<proto::NoteLocalReadsReply>, Status> {
+        Ok(Response::new(self.note_reads(request.into_inner()).await?))
     }
 
     async fn release_lease(

@@ -48,16 +48,7 @@ impl GrpcServer {
         let tcp = TcpListener::bind(listen).await.map_err(|error| cannot_listen("grpc.listen", listen, &error))?;
         let unix = match unix_socket {
             None => None,
-            Some(path) => {
-                // The data folder's lock is ours, so a socket that is there belongs to nobody.
-                let _none = std::fs::remove_file(path);
-                let socket = UnixListener::bind(path).and_then(|socket| {
-                    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-                    std::fs::set_permissions(path, mode).map(|()| socket)
-                });
-                let socket = socket.map_err(|error| cannot_listen("grpc.unix_socket", path.display(), &error))?;
-                Some((socket, path.to_owned()))
-            }
+            Some(path) => Some((bind_unix(path)?, path.to_owned())),
         };
         Ok(Self { tcp, unix })
     }
@@ -127,6 +118,17 @@ impl GrpcServer {
         let (tcp, unix) = tokio::join!(over_tcp, over_unix);
         tcp.and(unix).map_err(|error| Error::new(ErrorKind::Internal, "INTERNAL", error.to_string()))
     }
+}
+
+/// Binds a socket in the data folder, for this user alone.
+pub(crate) fn bind_unix(path: &Path) -> Result<UnixListener, Error> {
+    // The data folder's lock is ours, so a socket that is there belongs to nobody.
+    let _none = std::fs::remove_file(path);
+    let socket = UnixListener::bind(path).and_then(|socket| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(path, mode).map(|()| socket)
+    });
+    socket.map_err(|error| cannot_listen("grpc.unix_socket", path.display(), &error))
 }
 
 /// The error of a listener that can't be bound, with what to do.

@@ -5,6 +5,7 @@ mod dram;
 mod figure;
 mod grpc;
 mod load;
+mod local;
 mod memory;
 mod nvme;
 pub mod pairs;
@@ -67,6 +68,7 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "allocator", about: "how full pools get and how long extents take", run: allocator::run },
     Bench { name: "dram", about: "put, copying get and verified view beside memcpy", run: dram::run },
     Bench { name: "grpc", about: "streaming put and get beside a raw blocking socket", run: grpc::run },
+    Bench { name: "local", about: "reads on the node's host, without a call, beside memcpy", run: local::run },
     Bench { name: "nvme", about: "demotion, cold reads and scan of the NVMe tier beside fio", run: nvme::run },
     Bench { name: "replay", about: "the conversation trace through a node, beside its simulation", run: replay::run },
     Bench { name: "scaling", about: "cost of put, get and eviction from 10^4 to 10^6 objects", run: scaling::run },

@@ -1,12 +1,14 @@
 //! [`MemoryTier`]: opens the segment, hands out room, keeps the accounts.
 
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use tidepool_metadata::directory::{Extents, Layout, PAGE_BYTES, SlotId, SlotPromise, Writer, read_slice};
 use tidepool_metadata::{CHUNK_BYTES, Incarnation, NodeId, SliceHeader};
 
@@ -122,6 +124,16 @@ impl MemoryTier {
         }
         let pages = Pages::of_new_blocks(&self.arena, blocks);
         Ok(SliceBuffer::new(Arc::clone(self), pages, promise, length))
+    }
+
+    /// The segment's file, opened for reading only, for processes that may map it; and its length in bytes.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn descriptor(&self) -> io::Result<(OwnedFd, u64)> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = open(format!("/proc/self/fd/{}", self.file.as_raw_fd()), flags, Mode::empty())?;
+        Ok((file, self.layout.file_bytes))
     }
 
     /// The accounts.

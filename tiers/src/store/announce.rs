@@ -1,7 +1,5 @@
 //! What this node has, for a catalog: to compare with what it lists, or to list it anew.
 
-use std::time::Duration;
-
 use tidepool_metadata::catalog::ObjectFacts;
 use tidepool_metadata::{Durability, LogIndex};
 
@@ -21,11 +19,6 @@ pub struct Announcement {
 }
 
 impl TieredStore {
-    /// Node and catalog agree on what is here: other processes may read the DRAM tier's directory for `duration`.
-    pub fn renew_directory(&self, duration: Duration) {
-        self.inner.memory.renew(duration);
-    }
-
     /// Calls `visit` for each replica: its name, its commit index (0: sealed only). For announcement and digests.
     /// Takes the lock for a bounded number of entries at a time; replicas that come or go meanwhile may be missed.
     pub fn for_each(&self, mut visit: impl FnMut(ReplicaName, u64)) {

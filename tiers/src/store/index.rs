@@ -197,6 +197,11 @@ impl Index {
         self.find_by(tenant, key, |entry| entry.replica == replica)
     }
 
+    /// Some replica of that key, of whatever version.
+    pub(crate) fn find_any(&self, tenant: TenantId, key: &[u8]) -> Option<EntryId> {
+        self.find_by(tenant, key, |_| true)
+    }
+
     fn find_by(&self, tenant: TenantId, key: &[u8], is: impl Fn(&Entry) -> bool) -> Option<EntryId> {
         let hash = KeyHash::of(tenant, key).0;
         let matches = |id: &EntryId| {

@@ -26,6 +26,7 @@ mod heat;
 mod hold;
 mod index;
 mod nvme;
+mod outside;
 mod promote;
 mod read;
 mod recovery;

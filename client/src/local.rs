@@ -1,0 +1,470 @@
+//! Reads from the DRAM segment of the node on this host, without a call: look up, copy, look again, verify.
+//!
+//! The directory and its rules are in `tidepool_metadata::directory`. On any doubt the answer is "ask the node", so
+//! nothing here is an error. Freshness is that of an index: an object may be found for up to 5 s after somebody else
+//! replaced or removed it; keys that this client has written itself go to the node for that long. Reads are told to the
+//! node in batches, because eviction goes by them.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tidepool_metadata::directory::{Doubt, Found, Layout, Lookup, PAGE_BYTES, Reader, SliceName};
+use tidepool_metadata::{SliceHeader, TenantId, checksum, proto};
+use tidepool_transfer::{Memory, map_segment};
+
+use crate::call::Client;
+use crate::recent::RecentWrites;
+use crate::types::{GetOptions, Object, ObjectInfo, StoredIn};
+
+/// How long a segment that could not be opened is left alone.
+const REOPEN_AFTER: Duration = Duration::from_secs(1);
+/// The node is told of so many reads at a time, or of fewer when the first of them is this old.
+const TOLD_AT_ONCE: usize = 256;
+const TOLD_AFTER: Duration = Duration::from_secs(1);
+/// Reads beyond these, while the node does not answer, are not told.
+const MOST_UNTOLD: usize = 4096;
+
+/// The segment of the node on this host, as far as it can be had.
+pub(crate) struct LocalReads {
+    socket: PathBuf,
+    segment: RwLock<Option<Arc<Segment>>>,
+    tried: Mutex<Option<Instant>>,
+    pub(crate) writes: RecentWrites,
+    hits: AtomicU64,
+    untold: Mutex<Untold>,
+}
+
+#[derive(Default)]
+struct Untold {
+    keys: Vec<Bytes>,
+    since: Option<Instant>,
+}
+
+impl LocalReads {
+    /// Reads by the segment that is handed out at `socket`, whenever it is.
+    pub(crate) fn new(socket: PathBuf) -> Self {
+        let (segment, tried, untold) = (RwLock::default(), Mutex::default(), Mutex::default());
+        Self { socket, segment, tried, writes: RecentWrites::default(), hits: AtomicU64::new(0), untold }
+    }
+
+    /// How many objects were read.
+    pub(crate) fn hits(&self) -> u64 {
+        self.hits.load(Ordering::Relaxed)
+    }
+
+    fn segment(&self) -> Option<Arc<Segment>> {
+        self.segment.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Opens the segment if there is none and the last try is long enough ago.
+    async fn open(self: &Arc<Self>) -> Option<Arc<Segment>> {
+        {
+            let mut tried = lock(&self.tried);
+            if tried.is_some_and(|tried| tried.elapsed() < REOPEN_AFTER) {
+                return None;
+            }
+            *tried = Some(Instant::now());
+        }
+        let this = Arc::clone(self);
+        let opened = tokio::task::spawn_blocking(move || Segment::open(&this.socket)).await.ok()?;
+        match opened {
+            Ok(segment) => {
+                let segment = Arc::new(segment);
+                *self.segment.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&segment));
+                Some(segment)
+            }
+            Err(error) => {
+                tracing::debug!(%error, socket = %self.socket.display(), "reads go to the node, not to its segment");
+                None
+            }
+        }
+    }
+
+    /// The node's file is another one now, or will be.
+    fn close(&self) {
+        *self.segment.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Notes a read; gives those that the node is to be told of now.
+    fn note(&self, key: &Bytes) -> Option<Vec<Bytes>> {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        let mut untold = lock(&self.untold);
+        if untold.keys.len() < MOST_UNTOLD {
+            untold.keys.push(key.clone());
+        }
+        let since = *untold.since.get_or_insert_with(Instant::now);
+        if untold.keys.len() < TOLD_AT_ONCE && since.elapsed() < TOLD_AFTER {
+            return None;
+        }
+        untold.since = None;
+        Some(std::mem::take(&mut untold.keys))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Client {
+    /// The object, if the segment on this host has it and nothing is in doubt.
+    pub(crate) async fn get_local(&self, key: &Bytes, options: &GetOptions) -> Option<Object> {
+        let segment = self.segment_for(key, options).await?;
+        let mut value = Vec::new();
+        let info = self.read_local(&segment, key, &mut value)?;
+        Some(Object { info, value: value.into() })
+    }
+
+    /// The same, into the start of `buffer`; what that has otherwise means nothing.
+    pub(crate) async fn get_local_into(
+        &self,
+        key: &Bytes,
+        options: &GetOptions,
+        buffer: &mut [u8],
+    ) -> Option<ObjectInfo> {
+        let segment = self.segment_for(key, options).await?;
+        self.read_local(&segment, key, &mut Filling { buffer, filled: 0 })
+    }
+
+    async fn segment_for(&self, key: &Bytes, options: &GetOptions) -> Option<Arc<Segment>> {
+        let local = self.local()?;
+        let wants_whole = options.offset == 0 && options.length.is_none();
+        if options.fresh || !options.version.is_empty() || !wants_whole || local.writes.has(key) {
+            return None;
+        }
+        match local.segment() {
+            Some(segment) => Some(segment),
+            None => local.open().await,
+        }
+    }
+
+    fn read_local(&self, segment: &Segment, key: &Bytes, target: &mut impl Target) -> Option<ObjectInfo> {
+        let local = self.local()?;
+        let info = match segment.read(key, target) {
+            Ok(info) => info?,
+            Err(Doubt::Retired) => {
+                local.close();
+                return None;
+            }
+            Err(Doubt::Expired | Doubt::Recovering | Doubt::Busy) => return None,
+        };
+        if let Some(keys) = local.note(key) {
+            self.tell_local_reads(keys);
+        }
+        Some(info)
+    }
+
+    /// Tells the node behind the caller's back; if it does not hear, eviction knows a little less.
+    fn tell_local_reads(&self, keys: Vec<Bytes>) {
+        let client = self.clone();
+        tokio::spawn(async move {
+            let message = proto::NoteLocalReadsRequest { tenant: client.tenant(), keys };
+            let mut attempt = client.attempt(tokio::time::Instant::now() + client.settings().deadline);
+            let request = attempt.request(message);
+            if let Err(error) = attempt.stub.note_local_reads(request).await {
+                tracing::debug!(%error, "the node was not told of local reads");
+            }
+        });
+    }
+}
+
+/// A mapped segment.
+struct Segment {
+    memory: Memory,
+    layout: Layout,
+}
+
+impl Segment {
+    fn open(socket: &std::path::Path) -> std::io::Result<Self> {
+        let memory = map_segment(socket)?;
+        let layout = *Reader::new(memory.words(usize::MAX)).map_err(std::io::Error::other)?.layout();
+        if memory.len() < layout.file_bytes {
+            return Err(std::io::Error::other("the segment is shorter than its layout says"));
+        }
+        Ok(Self { memory, layout })
+    }
+
+    /// Reads the object with this key of the default tenant; `None` if it is not here, does not fit, or was changed
+    /// meanwhile.
+    fn read(&self, key: &Bytes, target: &mut impl Target) -> Result<Option<ObjectInfo>, Doubt> {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let now = now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs());
+        let reader = Reader::reopen(self.memory.words(self.layout.words()), self.layout);
+        let look_up = |slice_index| match reader.lookup(SliceName { tenant: TenantId::DEFAULT, key, slice_index }, now)
+        {
+            Lookup::Found(found) => Ok(Some(found)),
+            Lookup::Missing => Ok(None),
+            Lookup::Unsure(doubt) => Err(doubt),
+        };
+        let Some(first) = look_up(0)? else { return Ok(None) };
+        // What the directory says may be nonsense until the checksum holds: no room is taken for more than there is.
+        if first.slice_bytes == 0 || first.object_length > self.memory.len() || !target.begin(first.object_length) {
+            return Ok(None);
+        }
+        let (mut read, mut whole) = (0, 0);
+        for index in 0..SliceHeader::slice_count(first.object_length, first.slice_bytes) {
+            let Some(found) = (if index == 0 { Some(first) } else { look_up(index)? }) else { return Ok(None) };
+            let length = u64::from(found.slice_length);
+            read += length;
+            if found.version != first.version || read > first.object_length {
+                return Ok(None);
+            }
+            let Some(bytes) = self.copy(&found, target) else { return Ok(None) };
+            let actual = crc32fast::hash(bytes);
+            if !reader.is_unchanged(&found) || actual != found.checksum {
+                return Ok(None);
+            }
+            whole = if index == 0 { actual } else { checksum::combine(whole, actual, length) };
+        }
+        if read < first.object_length {
+            return Ok(None);
+        }
+        let (node, incarnation, sequence) = (first.version.node, first.version.incarnation.0, first.version.sequence);
+        Ok(Some(ObjectInfo {
+            length: read,
+            data_type: first.data_type,
+            group: String::new(),
+            checksum: Some(whole),
+            tier: StoredIn::Dram,
+            version: format!("{node}.{incarnation}.{sequence}"),
+        }))
+    }
+
+    /// Copies the slice's bytes, which may be another's by now, and gives the copy. `None` if its extents leave the
+    /// segment, which the reader has checked for, or do not hold it.
+    fn copy<'a>(&self, found: &Found, target: &'a mut impl Target) -> Option<&'a [u8]> {
+        let mut missing = found.slice_length as usize;
+        for extent in found.extents.as_slice() {
+            let length = missing.min(extent.pages as usize * PAGE_BYTES);
+            let offset = self.layout.data_offset + u64::from(extent.page) * PAGE_BYTES as u64;
+            target.take(&self.memory, offset, length)?;
+            missing -= length;
+        }
+        (missing == 0).then(|| target.last(found.slice_length as usize))
+    }
+}
+
+/// Where an object is read to.
+trait Target {
+    /// An object of that length comes; whether there is room for it.
+    fn begin(&mut self, length: u64) -> bool;
+    /// Takes the next `length` bytes. `None` if they are not in the memory.
+    fn take(&mut self, memory: &Memory, offset: u64, length: usize) -> Option<()>;
+    /// The last `length` bytes that were taken.
+    fn last(&self, length: usize) -> &[u8];
+}
+
+impl Target for Vec<u8> {
+    fn begin(&mut self, length: u64) -> bool {
+        usize::try_from(length).is_ok_and(|length| self.try_reserve_exact(length).is_ok())
+    }
+
+    fn take(&mut self, memory: &Memory, offset: u64, length: usize) -> Option<()> {
+        memory.append_to(offset, length, self).ok()
+    }
+
+    fn last(&self, length: usize) -> &[u8] {
+        &self[self.len() - length..]
+    }
+}
+
+/// A caller's buffer, filled from its start.
+struct Filling<'a> {
+    buffer: &'a mut [u8],
+    filled: usize,
+}
+
+impl Target for Filling<'_> {
+    fn begin(&mut self, length: u64) -> bool {
+        self.buffer.len() as u64 >= length
+    }
+
+    fn take(&mut self, memory: &Memory, offset: u64, length: usize) -> Option<()> {
+        let target = self.buffer.get_mut(self.filled..)?.get_mut(..length)?;
+        self.filled += length;
+        memory.read_at(offset, target).ok()
+    }
+
+    fn last(&self, length: usize) -> &[u8] {
+        &self.buffer[self.filled - length..self.filled]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidepool_metadata::directory::{Extent, Extents, SlotId, Writer};
+    use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, VersionId};
+    use tidepool_transfer::PeerMapping;
+
+    use super::*;
+
+    const NODE: NodeId = NodeId(7);
+    const SLICE_BYTES: u32 = 4096;
+
+    /// The node's side of a segment of 16 pages.
+    struct Node {
+        segment: Segment,
+        writer: Writer,
+        sequence: u64,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let layout = Layout::new(NODE, 16, Some(64));
+            let length = usize::try_from(layout.file_bytes).expect("small");
+            let memory = Memory::shared(length, PeerMapping::ReadOnly).expect("memory");
+            layout.format(memory.words(usize::MAX));
+            let (writer, _) = Writer::recover(memory.words(usize::MAX), Incarnation(1)).expect("a segment");
+            Writer::set_valid_until(memory.words(usize::MAX), u64::MAX);
+            Self { segment: Segment { memory, layout }, writer, sequence: 0 }
+        }
+
+        /// Puts an object whose slices lie in `pages`, one each.
+        fn put(&mut self, key: &str, value: &[u8], pages: &[u32]) -> Vec<SlotId> {
+            self.sequence += 1;
+            let sequence = self.sequence;
+            let slices = value.chunks(SLICE_BYTES as usize).zip(pages).zip(0..);
+            slices
+                .map(|((bytes, &page), index)| self.put_slice(key, value.len(), sequence, bytes, page, index))
+                .collect()
+        }
+
+        fn put_slice(
+            &mut self,
+            key: &str,
+            length: usize,
+            sequence: u64,
+            bytes: &[u8],
+            page: u32,
+            index: u32,
+        ) -> SlotId {
+            let Segment { memory, layout } = &self.segment;
+            let place = layout.data_offset + u64::from(page) * PAGE_BYTES as u64;
+            memory.write_at(place, bytes).expect("inside");
+            let header = SliceHeader {
+                tenant: TenantId::DEFAULT,
+                key: ObjectKey::new(key.as_bytes()).expect("legal"),
+                version: VersionId { node: NODE, incarnation: Incarnation(1), sequence },
+                replica: ReplicaId { node: NODE, incarnation: Incarnation(1), sequence },
+                object_length: length as u64,
+                slice_bytes: SLICE_BYTES,
+                slice_index: index,
+                slice_length: u32::try_from(bytes.len()).expect("small"),
+                checksum: crc32fast::hash(bytes),
+                data_type: DataType::KvCache,
+                commit_index: 0,
+            };
+            let mut extents = Extents::default();
+            assert!(extents.push(Extent { page, pages: 1 }));
+            let promise = self.writer.reserve(key.len()).expect("room");
+            let slot = self.writer.seal(memory.words(usize::MAX), promise, &header, &extents);
+            self.writer.complete(memory.words(usize::MAX), slot, sequence);
+            slot
+        }
+
+        fn retire(&mut self, slots: &[SlotId]) {
+            slots.iter().for_each(|&slot| self.writer.retire(self.segment.memory.words(usize::MAX), slot));
+        }
+
+        fn read(&self, key: &str) -> Option<Vec<u8>> {
+            let mut value = Vec::new();
+            let info = self.segment.read(&Bytes::copy_from_slice(key.as_bytes()), &mut value).expect("no doubt")?;
+            assert_eq!((info.length, info.checksum), (value.len() as u64, Some(crc32fast::hash(&value))));
+            Some(value)
+        }
+    }
+
+    /// Lets the node do something in the middle of a reader's copy: after so many pieces.
+    struct Interrupted<'a> {
+        value: Vec<u8>,
+        pieces: usize,
+        act: &'a mut dyn FnMut(),
+    }
+
+    impl Target for Interrupted<'_> {
+        fn begin(&mut self, length: u64) -> bool {
+            self.value.begin(length)
+        }
+
+        fn take(&mut self, memory: &Memory, offset: u64, length: usize) -> Option<()> {
+            if self.pieces == 0 {
+                (self.act)();
+            }
+            self.pieces = self.pieces.wrapping_sub(1);
+            self.value.take(memory, offset, length)
+        }
+
+        fn last(&self, length: usize) -> &[u8] {
+            self.value.last(length)
+        }
+    }
+
+    fn bytes(seed: u8, length: usize) -> Vec<u8> {
+        (0..length).map(|position| (position as u8).wrapping_mul(31) ^ seed).collect()
+    }
+
+    #[test]
+    fn objects_of_any_number_of_slices_are_read() {
+        let mut node = Node::new();
+        for (key, length, pages) in [("one", 100, &[3][..]), ("three", 10_000, &[5, 1, 9]), ("full", 4096, &[0])] {
+            node.put(key, &bytes(1, length), pages);
+            assert_eq!(node.read(key), Some(bytes(1, length)), "{key}");
+        }
+        assert_eq!(node.read("other"), None);
+        let first = node.put("again", &bytes(2, 50), &[10]);
+        node.put("again", &bytes(3, 60), &[11]);
+        assert_eq!(node.read("again"), Some(bytes(3, 60)), "the newer of two");
+        node.retire(&first);
+        assert_eq!(node.read("again"), Some(bytes(3, 60)));
+        let mut short = vec![0; 59];
+        let mut target = Filling { buffer: &mut short, filled: 0 };
+        assert_eq!(node.segment.read(&Bytes::from_static(b"again"), &mut target), Ok(None), "it does not fit");
+    }
+
+    /// At every piece of the copy, the object goes and its memory is another's: that has other bytes, or the same.
+    #[test]
+    fn memory_that_is_reused_during_the_copy_is_noticed() {
+        for same_bytes in [false, true] {
+            for pieces in 0..3 {
+                let mut node = Node::new();
+                let (value, pages) = (bytes(1, 3 * SLICE_BYTES as usize), [2, 3, 4]);
+                let mut slots = node.put("k", &value, &pages);
+                let other = if same_bytes { value.clone() } else { bytes(9, value.len()) };
+                let segment = Segment { memory: node.segment.memory.clone(), layout: node.segment.layout };
+                let mut act = || {
+                    node.retire(&std::mem::take(&mut slots));
+                    node.put("other", &other, &pages);
+                };
+                let mut target = Interrupted { value: Vec::new(), pieces, act: &mut act };
+                let read = segment.read(&Bytes::from_static(b"k"), &mut target);
+                assert_eq!(read, Ok(None), "piece {pieces}, same bytes: {same_bytes}");
+            }
+        }
+    }
+
+    /// A put of the same key commits while the older version is read: the two are never mixed.
+    #[test]
+    fn slices_of_two_versions_are_not_mixed() {
+        for pieces in 0..3 {
+            let mut node = Node::new();
+            let old = bytes(1, 3 * SLICE_BYTES as usize);
+            node.put("k", &old, &[2, 3, 4]);
+            let segment = Segment { memory: node.segment.memory.clone(), layout: node.segment.layout };
+            let mut act = || drop(node.put("k", &bytes(2, old.len()), &[5, 6, 7]));
+            let mut target = Interrupted { value: Vec::new(), pieces, act: &mut act };
+            let read = segment.read(&Bytes::from_static(b"k"), &mut target).expect("no doubt");
+            assert!(read.is_none() || target.value == old, "piece {pieces}");
+        }
+    }
+
+    #[test]
+    fn damaged_bytes_are_not_given_out() {
+        let mut node = Node::new();
+        node.put("k", &bytes(1, 3000), &[2]);
+        let place = node.segment.layout.data_offset + 2 * PAGE_BYTES as u64;
+        node.segment.memory.write_at(place + 1500, &[0xff]).expect("inside");
+        assert_eq!(node.read("k"), None);
+    }
+}

@@ -1,0 +1,161 @@
+//! Readers on the node's host, which read its DRAM segment without a call: exact bytes, and only as long as they may.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::process::{Pid, Signal, kill_process};
+use tidepool_client::workload::Payload;
+use tidepool_client::{Client, GetOptions, PutOptions, StoredIn};
+use tidepool_stress::node_process::{NodeOptions, NodeProcess, program_beside};
+
+/// Lookups of the test against eviction.
+const LOOKUPS: u64 = 10_000;
+
+struct Host {
+    node: NodeProcess,
+    _folders: [tempfile::TempDir; 2],
+}
+
+impl Host {
+    fn start(dram_bytes: u64) -> Self {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()];
+        let program = program_beside(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
+        let data = folders[0].path().join("data");
+        let settings =
+            vec![format!("dram.folder='{}'", folders[1].path().display()), "store.slice_bytes=256KiB".into()];
+        let node = NodeProcess::start(NodeOptions { program, data, dram_bytes, nvme_bytes: 0, settings }).unwrap();
+        Self { node, _folders: folders }
+    }
+
+    fn client(&self) -> Client {
+        let socket = self.node.options().data.join("tidepool.sock");
+        let client = Client::builder().endpoint(format!("unix:{}", socket.display()));
+        client.deadline(Duration::from_secs(2)).build().unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.node.id().cast_signed()).unwrap(), signal).unwrap();
+    }
+}
+
+/// The value of object `number`: everything follows from the number.
+fn value(number: u64, length: usize) -> Bytes {
+    Payload::of(number).bytes(length).into()
+}
+
+/// Reads until it is read locally: a node lets readers in when it and its catalog agree on what is there.
+async fn until_local(client: &Client, key: &str) {
+    let local = async {
+        let before = client.local_hits();
+        while client.local_hits() == before {
+            client.get(key).await.unwrap().expect("it was put");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), local).await.expect("the node lets readers in");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_read_makes_no_call_and_ends_with_the_nodes_word() {
+    let host = Host::start(64 << 20);
+    let (writer, reader) = (host.client(), host.client());
+    // One slice, several, none.
+    let lengths = [("one", 100_000), ("many", 1_000_003), ("none", 0)];
+    for (key, length) in lengths {
+        writer.put(key, value(7, length), &PutOptions::default()).await.unwrap();
+        until_local(&reader, key).await;
+    }
+    host.signal(Signal::STOP);
+    for (key, length) in lengths {
+        let found = reader.get(key).await.unwrap().expect("it was put");
+        assert_eq!((found.value.clone(), found.info.tier), (value(7, length), StoredIn::Dram), "{key}");
+        assert_eq!(found.info.checksum, Some(crc32fast::hash(&found.value)), "{key}");
+        let mut buffer = vec![1; length + 10];
+        let info = reader.get_into(key, &mut buffer).await.unwrap().expect("it was put");
+        assert_eq!((info, &buffer[..length]), (found.info, &found.value[..]), "{key}");
+    }
+    let batch = reader.get_batch(&["many", "one"]).await.unwrap();
+    assert_eq!(batch.into_iter().filter_map(tidepool_client::BatchGot::found).count(), 2);
+    // Asked for as new as can be, or by one who wrote it: the node is asked, and it is stopped.
+    let fresh = GetOptions { fresh: true, ..GetOptions::default() };
+    reader.get_with("one", fresh).await.unwrap_err();
+    writer.get("one").await.unwrap_err();
+    // What the node said last holds for 5 s.
+    let expired = async {
+        while reader.get("one").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), expired).await.expect("a stopped node's word ends");
+    host.signal(Signal::CONT);
+    until_local(&reader, "one").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_sees_its_own_writes_at_once() {
+    let host = Host::start(64 << 20);
+    let (client, upsert) = (host.client(), PutOptions { upsert: true, ..PutOptions::default() });
+    host.client().put("k", value(0, 5000), &PutOptions::default()).await.unwrap();
+    until_local(&client, "k").await;
+    for round in 1..50 {
+        client.put("k", value(round, 5000), &upsert).await.unwrap();
+        assert_eq!(client.get("k").await.unwrap().unwrap().value, value(round, 5000));
+    }
+    client.remove("k", false).await.unwrap();
+    assert_eq!(client.get("k").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_outlives_a_killed_node() {
+    let mut host = Host::start(64 << 20);
+    host.client().put("k", value(1, 300_000), &PutOptions::default()).await.unwrap();
+    let reader = host.client();
+    until_local(&reader, "k").await;
+    for _ in 0..3 {
+        host.node.kill().unwrap();
+        host.node = host.node.restart().unwrap();
+        until_local(&reader, "k").await;
+        assert_eq!(reader.get("k").await.unwrap().unwrap().value, value(1, 300_000));
+    }
+}
+
+/// Memory is freed and filled again under the readers all the time: what they get is what was put, or nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn readers_get_no_wrong_byte_while_objects_are_evicted() {
+    const LENGTH: usize = 20_000;
+    /// Of which readers choose: about as many as there is room for.
+    const RECENT: u64 = 800;
+    let host = Host::start(16 << 20);
+    let (next, looked_up) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..2 {
+        let (client, next, looked_up) = (host.client(), Arc::clone(&next), Arc::clone(&looked_up));
+        tasks.spawn(async move {
+            while looked_up.load(Ordering::Relaxed) < LOOKUPS {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                client.put(format!("k/{number}"), value(number, LENGTH), &PutOptions::default()).await.unwrap();
+            }
+            0
+        });
+    }
+    for seed in 1..=2 {
+        let (client, next, looked_up) = (host.client(), Arc::clone(&next), Arc::clone(&looked_up));
+        tasks.spawn(async move {
+            let (mut state, mut buffer) = (seed, vec![0; LENGTH]);
+            while looked_up.fetch_add(1, Ordering::Relaxed) < LOOKUPS {
+                state = u64::wrapping_mul(state, 0xd134_2543_de82_ef95).wrapping_add(1);
+                let number = next.load(Ordering::Relaxed).saturating_sub((state >> 33) % RECENT);
+                let Some(info) = client.get_into(format!("k/{number}"), &mut buffer).await.unwrap() else { continue };
+                assert_eq!(info.length, LENGTH as u64);
+                assert!(Payload::of(number).check(&buffer).is_ok(), "wrong bytes of k/{number}");
+            }
+            client.local_hits()
+        });
+    }
+    let hits: u64 = tasks.join_all().await.into_iter().sum();
+    let evicted = host.node.tier("dram", "evictions").unwrap();
+    assert!(hits > LOOKUPS / 100 && evicted > 1000, "the load was real: {hits} local reads, {evicted} evictions");
+}
