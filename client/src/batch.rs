@@ -86,9 +86,16 @@ impl Client {
 
     /// Takes what it can from the node's memory on this host, and asks for the rest.
     async fn get_group(&self, keys: Vec<Bytes>) -> Result<Vec<BatchGot>, Error> {
-        let mut got = Vec::with_capacity(keys.len());
+        let (mut got, mut copied) = (Vec::with_capacity(keys.len()), 0);
         for key in &keys {
-            got.push(self.get_local(key, &GetOptions::default()).await);
+            let object = self.get_local(key, &GetOptions::default()).await;
+            copied += object.as_ref().map_or(0, |object| object.value.len());
+            got.push(object);
+            // Others on this thread have their turn.
+            if copied > MESSAGE_BYTES {
+                copied = 0;
+                tokio::task::yield_now().await;
+            }
         }
         let rest: Vec<Bytes> =
             keys.iter().zip(&got).filter(|(_, got)| got.is_none()).map(|(key, _)| key.clone()).collect();

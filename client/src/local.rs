@@ -24,6 +24,8 @@ const REOPEN_AFTER: Duration = Duration::from_secs(1);
 /// The node is told of so many reads at a time, or of fewer when the first of them is this old.
 const TOLD_AT_ONCE: usize = 256;
 const TOLD_AFTER: Duration = Duration::from_secs(1);
+/// Larger objects are asked for: copying them would keep a thread of the caller's runtime busy for long.
+const MOST_BYTES: u64 = 64 << 20;
 /// Reads beyond these, while the node does not answer, are not told.
 const MOST_UNTOLD: usize = 4096;
 
@@ -83,7 +85,7 @@ impl LocalReads {
         }
     }
 
-    /// The node's file is another one now, or will be.
+    /// Lets go of the segment, to be opened again.
     fn close(&self) {
         *self.segment.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -144,11 +146,12 @@ impl Client {
         let local = self.local()?;
         let info = match segment.read(key, target) {
             Ok(info) => info?,
-            Err(Doubt::Retired) => {
+            // Another file is in its place, or may be: a node that starts anew with another size leaves this one behind.
+            Err(Doubt::Retired | Doubt::Expired) => {
                 local.close();
                 return None;
             }
-            Err(Doubt::Expired | Doubt::Recovering | Doubt::Busy) => return None,
+            Err(Doubt::Recovering | Doubt::Busy) => return None,
         };
         if let Some(keys) = local.note(key) {
             self.tell_local_reads(keys);
@@ -199,8 +202,8 @@ impl Segment {
             Lookup::Unsure(doubt) => Err(doubt),
         };
         let Some(first) = look_up(0)? else { return Ok(None) };
-        // What the directory says may be nonsense until the checksum holds: no room is taken for more than there is.
-        if first.slice_bytes == 0 || first.object_length > self.memory.len() || !target.begin(first.object_length) {
+        // What the directory says may be nonsense until the checksum holds.
+        if first.slice_bytes == 0 || first.object_length > MOST_BYTES || !target.begin(first.object_length) {
             return Ok(None);
         }
         let (mut read, mut whole) = (0, 0);
