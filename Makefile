@@ -10,7 +10,7 @@ ROCKSDB = eval "$$(scripts/rocksdb)"
 TARGET = $${CARGO_TARGET_DIR:-target}
 BENCH ?= all
 
-.PHONY: help setup demo test bench lint verify fix docs
+.PHONY: help setup demo test bench large lint verify fix docs
 
 help: ## What there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,10 @@ bench: setup ## Every figure beside its limit, measured in one run. BENCH=name r
 	scripts/setup fio
 	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress
 	"$(TARGET)/release/tidepool-stress" bench $(BENCH)
+
+large: setup ## Values of 2 to 5 GiB through a node, every byte compared.
+	$(ROCKSDB) && cargo build --locked --release -p tidepool-server
+	scripts/large-values "$(TARGET)/release/tidepool"
 
 lint: setup ## Format and lints, without writing anything.
 	cargo fmt --all --check
