@@ -17,6 +17,7 @@ use tidepool_transfer::{Memory, map_segment};
 
 use crate::call::Client;
 use crate::recent::RecentWrites;
+use crate::retry::Repeatable;
 use crate::types::{GetOptions, Object, ObjectInfo, StoredIn};
 
 /// How long a segment that could not be opened is left alone.
@@ -26,8 +27,8 @@ const TOLD_AT_ONCE: usize = 256;
 const TOLD_AFTER: Duration = Duration::from_secs(1);
 /// Larger objects are asked for: copying them would keep a thread of the caller's runtime busy for long.
 const MOST_BYTES: u64 = 64 << 20;
-/// Reads beyond these, while the node does not answer, are not told.
-const MOST_UNTOLD: usize = 4096;
+/// Reads beyond these, while the node has not answered to those before, are not told.
+const MOST_UNTOLD: usize = 1024;
 
 /// The segment of the node on this host, as far as it can be had.
 pub(crate) struct LocalReads {
@@ -42,7 +43,10 @@ pub(crate) struct LocalReads {
 #[derive(Default)]
 struct Untold {
     keys: Vec<Bytes>,
+    /// Since the first of them.
     since: Option<Instant>,
+    /// The node is being told of others: one call at a time.
+    is_telling: bool,
 }
 
 impl LocalReads {
@@ -98,11 +102,16 @@ impl LocalReads {
             untold.keys.push(key.clone());
         }
         let since = *untold.since.get_or_insert_with(Instant::now);
-        if untold.keys.len() < TOLD_AT_ONCE && since.elapsed() < TOLD_AFTER {
+        if untold.is_telling || untold.keys.len() < TOLD_AT_ONCE && since.elapsed() < TOLD_AFTER {
             return None;
         }
-        untold.since = None;
+        (untold.since, untold.is_telling) = (None, true);
         Some(std::mem::take(&mut untold.keys))
+    }
+
+    /// Lets the node be told of more.
+    fn told(&self) {
+        lock(&self.untold).is_telling = false;
     }
 }
 
@@ -164,10 +173,15 @@ impl Client {
         let client = self.clone();
         tokio::spawn(async move {
             let message = proto::NoteLocalReadsRequest { tenant: client.tenant(), keys };
-            let mut attempt = client.attempt(tokio::time::Instant::now() + client.settings().deadline);
+            let repetition = client.begin("note local reads", Repeatable::IfNotDone);
+            let mut attempt = client.attempt(repetition.deadline);
             let request = attempt.request(message);
-            if let Err(error) = attempt.stub.note_local_reads(request).await {
+            let told = async { Ok(attempt.stub.note_local_reads(request).await?) };
+            if let Err(error) = repetition.within_deadline(told).await {
                 tracing::debug!(%error, "the node was not told of local reads");
+            }
+            if let Some(local) = client.local() {
+                local.told();
             }
         });
     }
@@ -224,14 +238,13 @@ impl Segment {
         if read < first.object_length {
             return Ok(None);
         }
-        let (node, incarnation, sequence) = (first.version.node, first.version.incarnation.0, first.version.sequence);
         Ok(Some(ObjectInfo {
             length: read,
             data_type: first.data_type,
             group: String::new(),
             checksum: Some(whole),
             tier: StoredIn::Dram,
-            version: format!("{node}.{incarnation}.{sequence}"),
+            version: first.version.to_string(),
         }))
     }
 
@@ -460,6 +473,17 @@ mod tests {
             let read = segment.read(&Bytes::from_static(b"k"), &mut target).expect("no doubt");
             assert!(read.is_none() || target.value == old, "piece {pieces}");
         }
+    }
+
+    /// However many reads there are while the node does not answer, what is kept for it is bounded, and one call waits.
+    #[test]
+    fn what_the_node_is_not_told_yet_is_bounded() {
+        let (local, key) = (LocalReads::new("segment.sock".into()), Bytes::from_static(b"k"));
+        let told: Vec<_> = (0..10_000).filter_map(|_| local.note(&key)).collect();
+        assert_eq!(told.iter().map(Vec::len).collect::<Vec<_>>(), [TOLD_AT_ONCE]);
+        assert_eq!((lock(&local.untold).keys.len(), local.hits()), (MOST_UNTOLD, 10_000));
+        local.told();
+        assert_eq!(local.note(&key).map(|keys| keys.len()), Some(MOST_UNTOLD));
     }
 
     #[test]

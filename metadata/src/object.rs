@@ -93,6 +93,13 @@ pub struct VersionId {
     pub sequence: u64,
 }
 
+/// As callers see it, and give it back.
+impl fmt::Display for VersionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.node, self.incarnation.0, self.sequence)
+    }
+}
+
 /// Names one copy of a version, chosen by the node that holds it, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaId {

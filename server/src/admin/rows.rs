@@ -54,7 +54,7 @@ pub(super) fn object(found: &node::ObjectReport) -> ObjectReport {
         data_type: format!("{:?}", stat.listed.data_type).to_lowercase(),
         group: stat.listed.group.as_deref().unwrap_or_default().to_owned(),
         pins: stat.listed.pins,
-        version: format!("{}.{}.{}", stat.version.node, stat.version.incarnation.0, stat.version.sequence),
+        version: stat.version.to_string(),
         lease_ms: stat.lease_ms,
         replicas: replicas.collect(),
         slices: slices.collect(),

@@ -109,7 +109,7 @@ pub(super) fn existence(presence: Presence) -> proto::ExistsOutcome {
     }
 }
 
-/// Reads what [`version`] writes.
+/// Reads what `VersionId` is shown as.
 pub(super) fn parse_version(text: &str) -> Result<VersionId, Error> {
     let parse = || {
         let mut parts = text.split('.');
@@ -121,8 +121,4 @@ pub(super) fn parse_version(text: &str) -> Result<VersionId, Error> {
     parse().ok_or_else(|| {
         invalid("BAD_VERSION", "version", format!("{text:?} is no version: give one as a get or stat named it"))
     })
-}
-
-pub(super) fn version(version: VersionId) -> String {
-    format!("{}.{}.{}", version.node, version.incarnation.0, version.sequence)
 }

@@ -164,7 +164,7 @@ impl StoreApi {
             data_type: stat.listed.data_type as i32,
             group: stat.listed.group.as_deref().unwrap_or_default().to_owned(),
             pins: stat.listed.pins,
-            version: convert::version(stat.version),
+            version: stat.version.to_string(),
             replicas: replicas.collect(),
             slice_checksums: stat.slice_checksums,
             log_index: stat.log_index.0,

@@ -147,6 +147,6 @@ pub(super) fn describe(description: &ObjectDescription) -> proto::ObjectDescript
         group: description.group.as_deref().unwrap_or_default().to_owned(),
         checksum: description.checksum,
         tier: description.tier.to_owned(),
-        version: convert::version(description.version),
+        version: description.version.to_string(),
     }
 }
