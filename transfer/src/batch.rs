@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A *piece* is what one frame item or one copy moves: a request, or a part of a large one. A *group* is a run of
-//! pieces of one direction that a link takes as one. Who takes a group finishes each of its pieces once; `finish` says
-//! so with an assertion. A stop reason ends nothing by itself: the holder of a piece looks at it where it can stop
+//! pieces of one direction and one segment that a link takes as one. Who takes a group finishes each of its pieces once
+//! (`finish` says so with an assertion), or hands the group back to its peer's rails. A stop reason ends nothing by itself: the holder of a piece looks at it where it can stop
 //! without letting bytes arrive later, and finishes the piece with it.
 //!
 //! Invariant: `open` = requests not ended; region uses are held until `open` is 0.
@@ -23,8 +23,10 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::Failure;
 use crate::peer::Segment;
+use crate::rails::RailIndex;
 use crate::region::{Region, RegionUse, RemoteAccess};
 use crate::slice::Direction;
+use crate::transport::TransportKind;
 
 /// A part of a request that moves as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +71,12 @@ pub(crate) struct Group {
     pub(crate) count: u32,
     pub(crate) bytes: u64,
     pub(crate) direction: Direction,
-    /// How often it was tried before.
-    pub(crate) attempt: u8,
+    /// The rail that has it.
+    pub(crate) rail: RailIndex,
+    /// Rails that handed it back, a bit each.
+    pub(crate) tried: u64,
+    /// How often it was handed back when there was no other rail.
+    pub(crate) attempts: u8,
 }
 
 impl Group {
@@ -78,10 +84,32 @@ impl Group {
         &self.batch.pieces[self.first as usize..(self.first + self.count) as usize]
     }
 
-    /// Finishes all pieces alike.
+    /// Ends all pieces alike: with success, with what the peer said of them, or with a stop reason.
     pub(crate) fn finish(self, result: Result<(), Failure>) {
+        self.finish_each(|_| result);
+    }
+
+    /// Ends each piece, in order, with what `result` says of it.
+    pub(crate) fn finish_each(self, mut result: impl FnMut(&Piece) -> Result<(), Failure>) {
+        let mut has_moved = false;
         for piece in self.pieces() {
+            let result = result(piece);
+            if result.is_ok() && !has_moved {
+                has_moved = true;
+                if let Some(segment) = self.batch.segments.get(piece.segment as usize) {
+                    segment.peer.rails.moved(self.rail);
+                }
+            }
             self.batch.finish(piece, result);
+        }
+    }
+
+    /// Gives the group back because the way is bad: another rail takes it, or it ends with the failure. No byte of it may
+    /// arrive any more.
+    pub(crate) fn hand_back(self, failure: Failure) {
+        let segment = Arc::clone(&self.batch.segments[self.pieces()[0].segment as usize]);
+        if segment.peer.rails.handed_back(self, failure) {
+            segment.peer.prober.watch(&segment.peer);
         }
     }
 
@@ -105,7 +133,9 @@ impl Group {
                     count: 1,
                     bytes: piece.length,
                     direction: piece.direction,
-                    attempt: 0,
+                    rail: 0,
+                    tried: 0,
+                    attempts: 0,
                 }),
             }
         }
@@ -132,6 +162,8 @@ pub(crate) struct BatchState {
     pub(crate) regions: Box<[Arc<Region>]>,
     pub(crate) segments: Box<[Arc<Segment>]>,
     pub(crate) deadline: Instant,
+    /// The only transport that may carry it; `None`: all.
+    pub(crate) transport: Option<TransportKind>,
     requests: Box<[RequestState]>,
     open: AtomicU32,
     /// Number of the stop reason, 0 for none.
@@ -163,6 +195,7 @@ impl BatchState {
         uses: Vec<RegionUse>,
         segments: Vec<Arc<Segment>>,
         deadline: Instant,
+        transport: Option<TransportKind>,
     ) -> Self {
         let mut left = vec![0_u32; requests];
         for piece in &pieces {
@@ -175,6 +208,7 @@ impl BatchState {
             regions: uses.iter().map(|used| Arc::clone(used.region())).collect(),
             segments: segments.into_boxed_slice(),
             deadline,
+            transport,
             requests: left.into_iter().map(request).collect(),
             open: AtomicU32::new(open),
             stop: AtomicU8::new(0),
@@ -412,7 +446,7 @@ mod tests {
 
     fn batch(requests: usize, pieces: Vec<Piece>) -> Arc<BatchState> {
         let deadline = Instant::now() + Duration::from_secs(60);
-        Arc::new(BatchState::new(requests, pieces, Vec::new(), Vec::new(), deadline))
+        Arc::new(BatchState::new(requests, pieces, Vec::new(), Vec::new(), deadline, None))
     }
 
     #[test]

@@ -15,6 +15,8 @@ use crate::message::Handler;
 use crate::notify::Notifications;
 use crate::peer::{Peer, Segment};
 use crate::pool::Pool;
+use crate::prober::Prober;
+use crate::rails::{RailIndex, RailStatus};
 use crate::region::{RegionUse, Regions};
 use crate::serve::{Context, ServedCounters, Server};
 use crate::settings::Settings;
@@ -22,7 +24,7 @@ use crate::shm::Board;
 use crate::slice::{AccessRights, Direction, PeerId, RegionId, RegionKey, Request, SegmentId, check_range};
 use crate::slots::Slots;
 use crate::stream::{self, ConnectError};
-use crate::transport::{Link, TransportKind};
+use crate::transport::TransportKind;
 use crate::wire::{self, Greeting, Purpose, SegmentInfo, VERSION};
 
 /// After a region's users were stopped, they get this long to let go of it.
@@ -46,6 +48,7 @@ struct Inner {
     batches: Arc<Mutex<Slots<Weak<BatchState>>>>,
     copiers: Arc<Pool>,
     notifiers: Arc<Pool>,
+    prober: Arc<Prober>,
     closed: AtomicBool,
 }
 
@@ -129,6 +132,7 @@ impl Engine {
             settings: Arc::clone(&settings),
             greeting,
             regions: Arc::new(Regions::new(settings.regions)),
+            devices: Vec::new(),
             notifications: Arc::new(Notifications::new(settings.notifications)),
             handler: RwLock::new(None),
             retired: Arc::new(Board::new(settings.regions).map_err(TransferError::system("make the board"))?),
@@ -145,6 +149,7 @@ impl Engine {
             copiers: Arc::new(Pool::new("tidepool-copy", copiers.min(8))),
             notifiers: Arc::new(Pool::new("tidepool-notify", NOTIFIERS)),
             closed: AtomicBool::new(false),
+            prober: Arc::new(Prober::new(settings.connect_timeout)),
             settings,
             context,
         })))
@@ -174,7 +179,13 @@ impl Engine {
         };
         within("region", memory.len(), isize::MAX as u64)?;
         name.map_or(Ok(()), |name| within("name", name.len() as u64, wire::NAME_MAX as u64))?;
-        let region = self.0.context.regions.register(memory.clone(), rights, name)?;
+        let registrations = self.0.context.devices.iter().map(|device| {
+            let registered = device.register(memory, rights);
+            registered
+                .inspect_err(|error| tracing::info!(device = device.name(), %error, "memory is not registered"))
+                .ok()
+        });
+        let region = self.0.context.regions.register(memory.clone(), registrations.collect(), rights, name)?;
         if rights != AccessRights::LOCAL {
             self.0.context.retired.publish(region.id);
         }
@@ -216,7 +227,8 @@ impl Engine {
         if port.is_none_or(|port| port == 0) {
             return Err(TransferError::Address { address: address.to_owned() });
         }
-        let connected = Peer::connect(address, &self.0.settings, self.0.greeting, &self.0.copiers, deadline);
+        let connected =
+            Peer::connect(address, &self.0.settings, self.0.greeting, &self.0.copiers, &self.0.prober, deadline);
         let peer = connected.map_err(|error| peer_error(address, error))?;
         let mut peers = self.0.peers.write();
         if let Some(id) = peers.by_address.get(address).copied()
@@ -289,8 +301,8 @@ impl Engine {
     pub fn segment(&self, segment: SegmentId) -> Result<(u64, Option<TransportKind>), TransferError> {
         let segments = self.0.segments.read();
         let open = segments.get(segment.0).ok_or(TransferError::UnknownSegment(segment))?;
-        let kind = open.peer.link(open, Direction::Read, None).map(|link| link.kind());
-        Ok((open.info.length, kind))
+        let rail = open.peer.rails.first(None, open, Direction::Read, None);
+        Ok((open.info.length, rail.map(|rail| open.peer.rails.kind(rail))))
     }
 
     /// Submits a batch; it is on its way when this returns. Nothing is, if this fails.
@@ -299,9 +311,7 @@ impl Engine {
     /// `UnknownRegion`, `UnknownSegment`, `Slice`, `NoRight`, `NoWay`, `Full`, `Length`, `Closed`.
     pub fn submit(&self, requests: &[Request], options: BatchOptions) -> Result<Batch, TransferError> {
         let Prepared { batch, posts } = self.0.prepare(requests, options)?;
-        for (link, groups) in posts {
-            link.post(groups);
-        }
+        posts.into_iter().for_each(Post::post);
         Ok(batch)
     }
 
@@ -313,13 +323,19 @@ impl Engine {
     pub fn transfer(&self, requests: &[Request], options: BatchOptions) -> Result<Outcome, TransferError> {
         let Prepared { batch, mut posts } = self.0.prepare(requests, options)?;
         let own = posts.pop();
-        for (link, groups) in posts {
-            link.post(groups);
-        }
-        if let Some((link, groups)) = own {
-            link.carry(groups, &batch.state);
+        posts.into_iter().for_each(Post::post);
+        if let Some(Post { peer, rail, groups }) = own {
+            peer.rails.carry(rail, groups, &batch.state);
         }
         Ok(batch.wait())
+    }
+
+    /// The ways to a peer, best transport first.
+    ///
+    /// # Errors
+    /// `UnknownPeer`.
+    pub fn rails(&self, peer: PeerId) -> Result<Vec<RailStatus>, TransferError> {
+        Ok(self.0.peer(peer)?.rails.status())
     }
 
     /// Asks a peer whether it is there.
@@ -412,7 +428,20 @@ impl std::fmt::Debug for Engine {
 /// A batch and who takes which part of it.
 struct Prepared {
     batch: Batch,
-    posts: Vec<(Arc<dyn Link>, Vec<Group>)>,
+    posts: Vec<Post>,
+}
+
+/// What one rail is given.
+struct Post {
+    peer: Arc<Peer>,
+    rail: RailIndex,
+    groups: Vec<Group>,
+}
+
+impl Post {
+    fn post(self) {
+        self.peer.rails.post(self.rail, self.groups);
+    }
 }
 
 impl Inner {
@@ -458,24 +487,24 @@ impl Inner {
             .map(|way| {
                 let start = pieces.len();
                 pieces.extend(way.pieces);
-                (way.link, start..pieces.len())
+                (Arc::clone(&segments[way.segment].peer), way.rail, start..pieces.len())
             })
             .collect();
         let deadline = options.deadline.unwrap_or_else(|| Instant::now() + self.settings.deadline);
         let peers = if notification.is_some() { distinct_peers(&segments) } else { Vec::new() };
-        let state = Arc::new(BatchState::new(requests.len(), pieces, uses, segments, deadline));
+        let state = Arc::new(BatchState::new(requests.len(), pieces, uses, segments, deadline, options.transport));
         let batch = Batch { notification: Arc::default(), state };
         self.enter(&batch.state)?;
         if let Some(notification) = notification {
             self.notify_at_the_end(&batch, peers, notification);
         }
-        let mut posts: Vec<(Arc<dyn Link>, Vec<Group>)> = Vec::with_capacity(runs.len());
-        for (link, run) in runs {
-            let limits = link.limits();
+        let mut posts: Vec<Post> = Vec::with_capacity(runs.len());
+        for (peer, rail, run) in runs {
+            let limits = peer.rails.limits(rail);
             let groups = Group::cut(&batch.state, run, limits.group_pieces, limits.group_bytes);
-            match posts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &link)) {
-                Some((_, others)) => others.extend(groups),
-                None => posts.push((link, groups)),
+            match posts.iter_mut().find(|post| post.rail == rail && Arc::ptr_eq(&post.peer, &peer)) {
+                Some(post) => post.groups.extend(groups),
+                None => posts.push(Post { peer, rail, groups }),
             }
         }
         Ok(Prepared { batch, posts })
@@ -544,12 +573,14 @@ struct Plan<'a> {
     ways: Vec<Way>,
 }
 
-/// What goes over one link.
+/// What begins on one rail.
 struct Way {
-    link: Arc<dyn Link>,
+    rail: RailIndex,
     piece_bytes: u64,
     direction: Direction,
     segment: usize,
+    /// Place of a region that the rail reaches.
+    region: usize,
     id: SegmentId,
     pieces: Vec<Piece>,
 }
@@ -564,7 +595,7 @@ impl Plan<'_> {
         if is_read && !memory.is_writable() {
             return Err(TransferError::NoRight { request: index });
         }
-        let way = self.way(index, request, kind)?;
+        let way = self.way(index, request, region, kind)?;
         let way = &mut self.ways[way];
         let info = &self.segments[way.segment].info;
         check_range(request.remote.offset, request.local.length, info.length).map_err(of_slice)?;
@@ -593,9 +624,24 @@ impl Plan<'_> {
     }
 
     /// Place of the way that a request takes.
-    fn way(&mut self, index: usize, request: &Request, kind: Option<TransportKind>) -> Result<usize, TransferError> {
+    fn way(
+        &mut self,
+        index: usize,
+        request: &Request,
+        region: usize,
+        kind: Option<TransportKind>,
+    ) -> Result<usize, TransferError> {
         let (id, direction) = (request.remote.segment, request.direction);
-        if let Some(place) = self.ways.iter().rposition(|way| way.id == id && way.direction == direction) {
+        let (local, segments) = (self.uses[region].region(), &self.segments);
+        let known = self.ways.iter().rposition(|way| {
+            let is_reached = || {
+                let segment = &segments[way.segment];
+                segment.peer.rails.reaches(way.rail, local, segment, direction)
+            };
+            way.id == id && way.direction == direction && (way.region == region || is_reached())
+        });
+        if let Some(place) = known {
+            self.ways[place].region = region;
             return Ok(place);
         }
         let segment = self.engine.segments.read().get(id.0).map(Arc::clone);
@@ -604,12 +650,12 @@ impl Plan<'_> {
         if !(if direction == Direction::Read { rights.remote_read } else { rights.remote_write }) {
             return Err(TransferError::NoRight { request: index });
         }
-        let link = segment.peer.link(&segment, direction, kind).map(Arc::clone);
-        let link = link.ok_or(TransferError::NoWay { request: index })?;
-        let piece_bytes = link.limits().piece_bytes;
+        let rail = segment.peer.rails.first(Some(local), &segment, direction, kind);
+        let rail = rail.ok_or(TransferError::NoWay { request: index })?;
+        let piece_bytes = segment.peer.rails.limits(rail).piece_bytes;
         self.segments.push(segment);
         let segment = self.segments.len() - 1;
-        self.ways.push(Way { link, piece_bytes, direction, segment, id, pieces: Vec::new() });
+        self.ways.push(Way { rail, piece_bytes, direction, segment, region, id, pieces: Vec::new() });
         Ok(self.ways.len() - 1)
     }
 }

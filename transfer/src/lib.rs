@@ -10,7 +10,7 @@
 //! - Threads block; there is no runtime. A caller that waits drives its connection itself, which is what gives the
 //!   latency of a bare socket. A [`Batch`] is also a future.
 //!
-//! Pure: `wire` (frames), `batch` (what has ended), `slots`, `region` (who may). At the edge: `lend` and `memory` (all
+//! Pure: `wire` (frames), `batch` (what has ended), `rail` (health of a way), `slots`, `region` (who may). At the edge: `lend` and `memory` (all
 //! unsafe code), `tcp`, `shm`, `serve`, `control`. The book's page on the engine has the model and the wire format.
 
 mod batch;
@@ -23,6 +23,9 @@ mod message;
 mod notify;
 mod peer;
 mod pool;
+mod prober;
+mod rail;
+mod rails;
 mod region;
 mod segment;
 mod serve;
@@ -40,6 +43,7 @@ pub use engine::{BatchOptions, Engine, RegionTicket, Totals};
 pub use error::{Failure, Kind, SliceError, TransferError};
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Responder};
+pub use rails::RailStatus;
 pub use segment::{give_segment, map_segment};
 pub use settings::Settings;
 pub use slice::{AccessRights, Direction, PeerId, RegionId, RegionKey, RemoteSlice, Request, SegmentId, Slice};

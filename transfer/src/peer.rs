@@ -7,13 +7,15 @@ use crate::control::Control;
 use crate::error::Failure;
 use crate::memory::Memory;
 use crate::pool::Pool;
+use crate::prober::Prober;
+use crate::rails::Rails;
 use crate::settings::Settings;
 use crate::shm::ShmLink;
 use crate::shm::discover::Neighbour;
-use crate::slice::{AccessRights, Direction};
+use crate::slice::AccessRights;
 use crate::stream::{ConnectError, connect_tcp, greet};
 use crate::tcp::TcpLink;
-use crate::transport::{Link, TransportKind};
+use crate::transport::Link;
 use crate::wire::{Greeting, Kind, Purpose, SegmentInfo, WireError};
 
 /// Between two attempts to reach a peer that does not answer yet.
@@ -25,8 +27,8 @@ pub(crate) struct Peer {
     pub(crate) greeting: Greeting,
     neighbour: Option<Arc<Neighbour>>,
     pub(crate) control: Control,
-    /// Best first.
-    links: Vec<Arc<dyn Link>>,
+    pub(crate) rails: Rails,
+    pub(crate) prober: Arc<Prober>,
 }
 
 /// A region of a peer that was opened here.
@@ -50,6 +52,7 @@ impl Peer {
         settings: &Arc<Settings>,
         greeting: Greeting,
         copiers: &Arc<Pool>,
+        prober: &Arc<Prober>,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
         let greeting = Greeting {
@@ -106,7 +109,14 @@ impl Peer {
             };
             Control::new(dial, settings.lanes, settings.messages, first)
         };
-        Ok(Self { address: address.to_owned(), greeting: welcome, neighbour, control, links })
+        Ok(Self {
+            address: address.to_owned(),
+            greeting: welcome,
+            neighbour,
+            control,
+            rails: Rails::new(links),
+            prober: Arc::clone(prober),
+        })
     }
 
     /// Asks for the region that the peer registered under a name.
@@ -131,20 +141,9 @@ impl Peer {
         self.control.call(Kind::Ping, &[], deadline).map(drop).map_err(|error| error.failure)
     }
 
-    /// The best way to a segment; `link` names one, `None` leaves the choice.
-    pub(crate) fn link(
-        &self,
-        segment: &Segment,
-        direction: Direction,
-        kind: Option<TransportKind>,
-    ) -> Option<&Arc<dyn Link>> {
-        let mut links = self.links.iter();
-        links.find(|link| kind.is_none_or(|kind| kind == link.kind()) && link.reaches(segment, direction))
-    }
-
     /// Ends everything with it.
     pub(crate) fn close(&self) {
-        self.links.iter().for_each(|link| link.close());
+        self.rails.close();
         self.control.close();
     }
 }

@@ -14,16 +14,18 @@ use crate::error::{Failure, TransferError};
 use crate::memory::Memory;
 use crate::slice::{AccessRights, Direction, RegionId, RegionKey, check_range};
 use crate::slots::Slots;
+use crate::transport::Registration;
 
 /// A region was withdrawn when this bit of its uses is set.
 const WITHDRAWN: u64 = 1 << 63;
 
 /// A registered region.
-#[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) id: RegionId,
     pub(crate) key: RegionKey,
     pub(crate) rights: AccessRights,
+    /// One for each device of the engine; dropped before the memory.
+    registrations: Box<[Option<Registration>]>,
     pub(crate) memory: Memory,
     name: Option<String>,
     uses: AtomicU64,
@@ -59,7 +61,19 @@ impl Drop for RegionUse {
     }
 }
 
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("id", &self.id).field("rights", &self.rights).finish_non_exhaustive()
+    }
+}
+
 impl Region {
+    #[expect(dead_code, reason = "no device yet")]
+    /// What a device of the engine keeps for it; `None` if it could not register it.
+    pub(crate) fn registration(&self, device: usize) -> Option<&Registration> {
+        self.registrations.get(device)?.as_ref()
+    }
+
     /// Waits until nothing uses it; `false` if something still does at `until`.
     pub(crate) fn wait_until_unused(&self, until: Instant) -> bool {
         let mut idle = self.idle.lock();
@@ -91,10 +105,11 @@ impl Regions {
         Self { table: RwLock::new(Table { slots: Slots::new(limit), names: HashMap::new(), bytes: 0 }), limit }
     }
 
-    /// Registers memory under a new id and key.
+    /// Registers memory under a new id and key, with what the devices keep for it.
     pub(crate) fn register(
         &self,
         memory: Memory,
+        registrations: Box<[Option<Registration>]>,
         rights: AccessRights,
         name: Option<&str>,
     ) -> Result<Arc<Region>, TransferError> {
@@ -109,6 +124,7 @@ impl Regions {
                 id: RegionId(handle),
                 key,
                 rights,
+                registrations,
                 memory,
                 name: name.map(str::to_owned),
                 uses: AtomicU64::new(0),
@@ -204,7 +220,7 @@ mod tests {
     fn regions() -> (Regions, Arc<Region>) {
         let regions = Regions::new(4);
         let memory = Memory::anonymous(4096).expect("memory");
-        let region = regions.register(memory, AccessRights::READ, Some("a")).expect("registered");
+        let region = regions.register(memory, [].into(), AccessRights::READ, Some("a")).expect("registered");
         (regions, region)
     }
 
@@ -247,15 +263,15 @@ mod tests {
     fn names_and_the_number_of_regions_are_bounded() {
         let (regions, region) = regions();
         let memory = || Memory::anonymous(4096).expect("memory");
-        let taken = regions.register(memory(), AccessRights::LOCAL, Some("a"));
+        let taken = regions.register(memory(), [].into(), AccessRights::LOCAL, Some("a"));
         assert!(matches!(taken, Err(TransferError::NameTaken(_))));
         for _ in 0..3 {
-            regions.register(memory(), AccessRights::LOCAL, None).expect("room");
+            regions.register(memory(), [].into(), AccessRights::LOCAL, None).expect("room");
         }
-        let full = regions.register(memory(), AccessRights::LOCAL, None);
+        let full = regions.register(memory(), [].into(), AccessRights::LOCAL, None);
         assert!(matches!(full, Err(TransferError::Full { limit: 4, .. })));
         regions.withdraw(region.id).expect("withdrawn");
         assert!(regions.by_name("a").is_none());
-        regions.register(memory(), AccessRights::LOCAL, Some("a")).expect("room and name");
+        regions.register(memory(), [].into(), AccessRights::LOCAL, Some("a")).expect("room and name");
     }
 }

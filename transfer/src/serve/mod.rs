@@ -27,6 +27,7 @@ use crate::settings::Settings;
 use crate::slice::RegionId;
 use crate::slots::Slots;
 use crate::stream::{self, Stream};
+use crate::transport::Device;
 use crate::wire::{GREETING_BYTES, Greeting, HEADER_BYTES, Header, Kind, Purpose, VERSION};
 
 /// Connections that the kernel holds until they are accepted.
@@ -39,6 +40,8 @@ pub(crate) struct Context {
     pub(crate) settings: Arc<Settings>,
     pub(crate) greeting: Greeting,
     pub(crate) regions: Arc<Regions>,
+    /// What memory is registered with, in the order of [`crate::region::Region::registration`].
+    pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) notifications: Arc<Notifications>,
     pub(crate) handler: parking_lot::RwLock<Option<Arc<dyn Handler>>>,
     pub(crate) retired: Arc<crate::shm::Board>,

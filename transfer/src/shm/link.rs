@@ -10,8 +10,10 @@ use crate::error::Failure;
 use crate::memory::Memory;
 use crate::peer::Segment;
 use crate::pool::Pool;
+use crate::region::Region;
 use crate::slice::Direction;
 use crate::transport::{Limits, Link, TransportKind};
+use crate::wire::ITEMS_MAX;
 
 /// A stop is looked for between pieces: at 10 GB/s every 0.4 ms.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -36,11 +38,15 @@ impl Link for ShmLink {
         TransportKind::SharedMemory
     }
 
-    fn limits(&self) -> Limits {
-        Limits { piece_bytes: PIECE_BYTES, group_pieces: 1024, group_bytes: 2 * PIECE_BYTES }
+    fn name(&self) -> &'static str {
+        "this host"
     }
 
-    fn reaches(&self, segment: &Segment, direction: Direction) -> bool {
+    fn limits(&self) -> Limits {
+        Limits { piece_bytes: PIECE_BYTES, group_pieces: ITEMS_MAX, group_bytes: 2 * PIECE_BYTES }
+    }
+
+    fn reaches(&self, _: Option<&Region>, segment: &Segment, direction: Direction) -> bool {
         let Some(mapping) = &segment.mapping else { return false };
         (direction == Direction::Read || mapping.is_writable()) && self.neighbour.lives(Instant::now())
     }
@@ -59,6 +65,10 @@ impl Link for ShmLink {
         groups.into_iter().for_each(|group| copy(&self.neighbour, &self.closed, group));
     }
 
+    fn probe(&self, _: Instant) -> Result<(), Failure> {
+        if self.neighbour.lives(Instant::now()) { Ok(()) } else { Err(Failure::ConnectionLost) }
+    }
+
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -68,21 +78,20 @@ fn copy(neighbour: &Neighbour, closed: &AtomicBool, group: Group) {
     let now = Instant::now();
     let mut stop = if closed.load(Ordering::Acquire) { Some(Failure::Closed) } else { group.batch.stop_reason(now) };
     if stop.is_none() && !neighbour.lives(now) {
-        stop = Some(Failure::ConnectionLost);
+        return group.hand_back(Failure::ConnectionLost);
     }
-    let mut since = 0;
-    for piece in group.pieces() {
+    let (mut since, batch) = (0, Arc::clone(&group.batch));
+    group.finish_each(|piece| {
         if since >= PIECE_BYTES {
             since = 0;
-            stop = stop.or_else(|| group.batch.stop_reason(Instant::now()));
+            stop = stop.or_else(|| batch.stop_reason(Instant::now()));
         }
         since += piece.length;
-        let result = match stop {
+        match stop {
             Some(reason) => Err(reason),
-            None => copy_piece(neighbour, &group.batch, piece),
-        };
-        group.batch.finish(piece, result);
-    }
+            None => copy_piece(neighbour, &batch, piece),
+        }
+    });
 }
 
 fn copy_piece(neighbour: &Neighbour, batch: &BatchState, piece: &Piece) -> Result<(), Failure> {

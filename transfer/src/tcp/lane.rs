@@ -143,7 +143,7 @@ impl Lane {
                 continue;
             }
             if let Err(failure) = self.connected(shared, &group, now) {
-                shared.try_again(group, failure);
+                group.hand_back(failure);
                 continue;
             }
             let is_write = group.direction == Direction::Write;
@@ -406,9 +406,8 @@ impl Lane {
         if !had_statuses {
             return group.finish(Ok(()));
         }
-        for (piece, status) in group.pieces().iter().zip(&self.statuses) {
-            group.batch.finish(piece, wire::decode_status(*status).map_or(Ok(()), Err));
-        }
+        let mut statuses = self.statuses.iter();
+        group.finish_each(|_| statuses.next().and_then(|status| wire::decode_status(*status)).map_or(Ok(()), Err));
     }
 
     /// Gives the connection up: what it carried is tried again, or ends with the failure.
@@ -432,7 +431,7 @@ impl Lane {
         }
         for awaited in self.awaiting.drain(..) {
             if let Some(group) = awaited.group {
-                shared.try_again(group, failure);
+                group.hand_back(failure);
             }
         }
     }

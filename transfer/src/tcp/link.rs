@@ -15,6 +15,7 @@ use super::lane::{Lane, Source};
 use crate::batch::{BatchState, Group};
 use crate::error::Failure;
 use crate::peer::Segment;
+use crate::region::Region;
 use crate::settings::Settings;
 use crate::slice::Direction;
 use crate::stream::{ConnectError, Stream, TICK, connect_tcp, greet};
@@ -23,8 +24,6 @@ use crate::wire::{self, Greeting};
 
 /// Pieces in a group: enough that one system call moves 512 KiB of 4 KiB pieces.
 const GROUP_PIECES: usize = 128;
-/// How often a group whose connection broke is tried in all.
-const ATTEMPTS: u8 = 3;
 /// A worker without work ends after this.
 const WORKER_IDLE: Duration = Duration::from_secs(10);
 /// Queued bytes for which one worker is enough.
@@ -59,20 +58,6 @@ impl Shared {
         let stream = connect_tcp(&self.address, deadline, self.settings.socket_buffer_bytes)?;
         let welcome = greet(&stream, &self.greeting, deadline)?;
         if welcome.instance == self.instance { Ok(stream) } else { Err(Failure::Restarted.into()) }
-    }
-
-    /// Queues a group whose lane failed once more, or ends it.
-    pub(crate) fn try_again(&self, mut group: Group, failure: Failure) {
-        let reason = group.batch.stop_reason(Instant::now());
-        group.attempt += 1;
-        // A group that shared a lane with one that was stopped is innocent.
-        let is_innocent = matches!(failure, Failure::Cancelled | Failure::DeadlinePassed);
-        let may_pass = matches!(failure, Failure::ConnectionLost | Failure::Overloaded) || is_innocent;
-        if reason.is_none() && may_pass && group.attempt < ATTEMPTS {
-            self.queue(vec![group]);
-        } else {
-            group.finish(Err(reason.unwrap_or(failure)));
-        }
     }
 
     fn queue(&self, groups: Vec<Group>) {
@@ -179,12 +164,16 @@ impl Link for TcpLink {
         TransportKind::Tcp
     }
 
+    fn name(&self) -> &str {
+        &self.shared.address
+    }
+
     fn limits(&self) -> Limits {
         let piece_bytes = self.shared.settings.piece_bytes;
         Limits { piece_bytes, group_pieces: GROUP_PIECES, group_bytes: piece_bytes }
     }
 
-    fn reaches(&self, _: &Segment, _: Direction) -> bool {
+    fn reaches(&self, _: Option<&Region>, _: &Segment, _: Direction) -> bool {
         true
     }
 
@@ -209,6 +198,10 @@ impl Link for TcpLink {
         if is_busy || batch.is_open() {
             self.call_worker();
         }
+    }
+
+    fn probe(&self, deadline: Instant) -> Result<(), Failure> {
+        self.shared.connect(deadline).map(drop).map_err(|error| error.failure)
     }
 
     fn close(&self) {
