@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::batch::{Batch, BatchState, Group, Outcome, Piece};
 use crate::error::{Failure, TransferError};
 use crate::memory::Memory;
-use crate::message::Handler;
+use crate::message::{self, Handler, Reply};
 use crate::notify::Notifications;
 use crate::peer::{Peer, Segment};
 use crate::pool::Pool;
@@ -387,13 +387,34 @@ impl Engine {
         let peer = self.0.peer(peer)?;
         let started = peer.control.start(wire::Kind::Message, requests, deadline);
         let started = started.map_err(|error| peer_error(&peer.address, error))?;
-        let reply = |pending: crate::control::Pending| {
-            pending.wait(deadline).map_err(|failure| match failure {
-                Failure::Cancelled => TransferError::NoAnswer("its handler gave the request up"),
-                failure => peer_error(&peer.address, failure.into()),
-            })
-        };
+        let reply = |pending: crate::control::Pending| message::reply(pending.wait(deadline), &peer.address);
         Ok(started.into_iter().map(reply).collect())
+    }
+
+    /// Sends a message; the reply is a future. Never blocks, so that it can be used where threads may not: what the socket
+    /// doesn't take at once is sent by a thread of the engine, which also receives. Where a thread may wait,
+    /// [`Engine::call`] saves the hand-over.
+    ///
+    /// # Errors
+    /// Those of [`Engine::call`] are the future's.
+    #[must_use]
+    pub fn call_async(&self, peer: PeerId, request: &[u8], deadline: Instant) -> Reply {
+        let maximum = self.0.settings.message_bytes as u64;
+        let length = request.len() as u64;
+        let refused = |error| Reply { state: Err(Some(error)), address: String::new() };
+        if length > maximum {
+            return refused(TransferError::Length { what: "message", length, minimum: 0, maximum });
+        }
+        match self.0.peer(peer) {
+            Ok(peer) => Reply {
+                state: peer
+                    .control
+                    .drive(request, deadline)
+                    .map_err(|failure| Some(peer_error(&peer.address, failure.into()))),
+                address: peer.address.clone(),
+            },
+            Err(error) => refused(error),
+        }
     }
 
     /// What it holds and has done.

@@ -42,7 +42,7 @@ pub use batch::{Batch, Outcome};
 pub use engine::{BatchOptions, Engine, RegionTicket, Totals};
 pub use error::{Failure, Kind, SliceError, TransferError};
 pub use memory::{Memory, PeerMapping};
-pub use message::{Handler, Responder};
+pub use message::{Handler, Reply, Responder};
 pub use rails::RailStatus;
 pub use segment::{give_segment, map_segment};
 pub use settings::Settings;

@@ -4,9 +4,13 @@
 //! that serves the connection; one that has to wait keeps the [`Responder`] and answers later, from any thread. The
 //! asking side is `control`.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use crate::error::Failure;
+use crate::control::Driving;
+use crate::error::{Failure, TransferError};
 use crate::serve::Replies;
 
 /// Answers peers' messages.
@@ -48,4 +52,37 @@ impl std::fmt::Debug for Responder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Responder").field("id", &self.id).finish()
     }
+}
+
+/// The reply to a message, when it comes. Dropped before, the message may still be answered, and nobody hears of it.
+///
+/// Needs no runtime, and may be polled from any: a thread of the engine receives.
+pub struct Reply {
+    pub(crate) state: Result<Driving, Option<TransferError>>,
+    pub(crate) address: String,
+}
+
+impl Future for Reply {
+    type Output = Result<Vec<u8>, TransferError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.state {
+            Ok(driving) => Pin::new(driving).poll(context).map(|answer| reply(answer, &self.address)),
+            Err(refused) => Poll::Ready(Err(refused.take().unwrap_or(TransferError::NoAnswer("polled after its end")))),
+        }
+    }
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// What a peer's answer means to who asked.
+pub(crate) fn reply(answer: Result<Vec<u8>, Failure>, address: &str) -> Result<Vec<u8>, TransferError> {
+    answer.map_err(|failure| match failure {
+        Failure::Cancelled => TransferError::NoAnswer("its handler gave the request up"),
+        failure => TransferError::Peer { address: address.to_owned(), failure, source: None },
+    })
 }

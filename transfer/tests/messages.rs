@@ -152,3 +152,96 @@ fn without_a_handler_there_is_no_answer() {
     let error = pair.here.call(pair.peer, b"hello", soon()).expect_err("nobody");
     assert!(matches!(error, TransferError::NoAnswer(_)), "{error}");
 }
+
+#[test]
+fn replies_that_are_futures_come_back_to_the_one_who_asked() {
+    for pair in pairs() {
+        let requests: Vec<_> = (0..500_u64)
+            .map(|index| match index % 50 {
+                3 => b"later".to_vec(),
+                7 => b"drop".to_vec(),
+                11 => support::pattern(1 << 20, index),
+                _ => index.to_le_bytes().to_vec(),
+            })
+            .collect();
+        let replies: Vec<_> = requests.iter().map(|request| pair.here.call_async(pair.peer, request, soon())).collect();
+        // In the other order: answers wait for who asks for them.
+        for (request, reply) in requests.iter().zip(replies).rev() {
+            match support::block_on(reply) {
+                Ok(reply) => assert!(reply.iter().rev().eq(request)),
+                Err(error) => assert!(request == b"drop" && matches!(error, TransferError::NoAnswer(_)), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_future_without_an_answer_ends_at_its_deadline_and_makes_room() {
+    let few = Settings { messages: 4, ..settings() };
+    let pair = Pair::with(4096, AccessRights::READ, few, settings());
+    let handler = Arc::new(Backwards::default());
+    pair.there.set_handler(Arc::clone(&handler) as Arc<dyn Handler>);
+    let call = |request: &[u8], after| pair.here.call_async(pair.peer, request, Instant::now() + after);
+    let (late, soon) = (Duration::from_secs(30), Duration::from_millis(60));
+    // A late deadline first: an earlier one that comes after it is kept all the same.
+    let kept = [call(b"never", late), call(b"never", late), call(b"never", late)];
+    let asked = Instant::now();
+    let error = support::block_on(call(b"never", soon)).expect_err("no answer");
+    assert!(matches!(error, TransferError::Peer { failure: Failure::DeadlinePassed, .. }), "{error}");
+    assert!(asked.elapsed() >= soon && asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    let fourth = call(b"never", late);
+    let full = support::block_on(call(b"abc", late)).expect_err("full");
+    assert!(matches!(full, TransferError::Peer { failure: Failure::Overloaded, .. }), "{full}");
+    drop((kept, fourth));
+    assert_eq!(support::block_on(call(b"abc", late)).expect("room"), b"cba");
+    for responder in handler.kept.lock().drain(..) {
+        responder.reply(b"too late");
+    }
+    assert_eq!(support::block_on(call(b"abc", late)).expect("answered"), b"cba");
+}
+
+#[test]
+fn futures_end_with_their_engine_or_their_peer_and_begin_anew_after_it() {
+    let pair = Pair::new(4096);
+    pair.there.set_handler(Arc::new(Backwards::default()));
+    assert_eq!(support::block_on(pair.here.call_async(pair.peer, b"abc", soon())).expect("answered"), b"cba");
+    let never = pair.here.call_async(pair.peer, b"never", soon());
+    pair.there.close();
+    let error = support::block_on(never).expect_err("gone");
+    assert!(matches!(error, TransferError::Peer { failure: Failure::ConnectionLost, .. }), "{error}");
+    let error = support::block_on(pair.here.call_async(pair.peer, b"abc", soon())).expect_err("gone");
+    assert!(matches!(error, TransferError::Peer { .. }), "{error}");
+
+    let pair = Pair::new(4096);
+    pair.there.set_handler(Arc::new(Backwards::default()));
+    let never = pair.here.call_async(pair.peer, b"never", soon());
+    pair.here.close();
+    let error = support::block_on(never).expect_err("closed");
+    assert!(matches!(error, TransferError::Peer { failure: Failure::Closed, .. }), "{error}");
+}
+
+/// Nothing of what a stopped peer leaves unread may hold up who calls.
+#[test]
+fn calling_never_blocks_even_if_the_peer_takes_nothing() {
+    for pair in pairs() {
+        // The handler of the first request keeps the peer's thread busy: nothing is read from then on.
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        struct Holding(Mutex<std::sync::mpsc::Receiver<()>>);
+        impl Handler for Holding {
+            fn handle(&self, request: &[u8], responder: Responder) {
+                let _ = self.0.lock().recv_timeout(Duration::from_secs(20));
+                responder.reply(request);
+            }
+        }
+        pair.there.set_handler(Arc::new(Holding(Mutex::new(held))));
+        let large = vec![7; 4 << 20];
+        let asked = Instant::now();
+        let replies: Vec<_> = (0..12).map(|_| pair.here.call_async(pair.peer, &large, soon())).collect();
+        let took = asked.elapsed();
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        drop(release);
+        for reply in replies {
+            assert!(support::block_on(reply).expect("answered") == large);
+        }
+    }
+}

@@ -1,7 +1,6 @@
 //! Bytes arrive where they should, over each transport, and bad requests are refused.
 
-use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use support::{Pair, WAYS, by, bytes, pattern, settings, soon, start};
 use tidepool_transfer::{
@@ -307,22 +306,7 @@ fn batches_are_futures() {
     let pair = Pair::new(MIB as usize);
     for way in WAYS {
         let batch = pair.here.submit(&[pair.request(Direction::Read, 0, 0, MIB)], by(way)).expect("submitted");
-        // A waker that unparks this thread is all the runtime that is needed.
-        struct Unpark(std::thread::Thread);
-        impl std::task::Wake for Unpark {
-            fn wake(self: std::sync::Arc<Self>) {
-                self.0.unpark();
-            }
-        }
-        let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
-        let mut context = std::task::Context::from_waker(&waker);
-        let mut batch = std::pin::pin!(batch);
-        let outcome = loop {
-            match batch.as_mut().poll(&mut context) {
-                std::task::Poll::Ready(outcome) => break outcome,
-                std::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
-            }
-        };
+        let outcome = support::block_on(batch);
         outcome.all().expect("read");
     }
 }

@@ -1,6 +1,7 @@
 //! Two engines in one process, and what they move between them.
 #![allow(dead_code, clippy::allow_attributes, reason = "each test file uses a part")]
 
+use std::future::Future;
 use std::time::{Duration, Instant};
 
 use tidepool_transfer::{
@@ -78,4 +79,23 @@ impl Pair {
 
 pub(crate) fn by(transport: TransportKind) -> BatchOptions {
     BatchOptions { transport: Some(transport), ..BatchOptions::default() }
+}
+
+/// Runs a future on this thread: a waker that unparks it is all the runtime that is needed.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(output) => break output,
+            std::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
+        }
+    }
 }

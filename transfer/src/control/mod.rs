@@ -7,17 +7,24 @@
 //! Requests without an answer are bounded for all connections to a peer together. A connection that fails ends all of its
 //! calls with the reason; the next call opens another. Answers that nobody waits for any more are dropped: ids are unique
 //! on a connection, so a late answer can't be taken for another's.
+//!
+//! Calls that are futures have a connection and a thread of their own ([`driven`]).
+
+mod driven;
 
 use std::collections::HashMap;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Waker;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::PollFlags;
 
+use self::driven::Driven;
+pub(crate) use self::driven::Driving;
 use crate::error::Failure;
 use crate::lend::poll;
 use crate::stream::{ConnectError, Stream, TICK};
@@ -34,7 +41,8 @@ type Answer = Result<Vec<u8>, Failure>;
 
 /// Connections to one peer for everything but data.
 pub(crate) struct Control {
-    dial: Dial,
+    dial: Arc<Dial>,
+    driven: Driven,
     lanes: Box<[Mutex<Option<Arc<Connection>>>]>,
     turn: AtomicUsize,
     unanswered: Arc<AtomicUsize>,
@@ -47,12 +55,17 @@ struct Call {
     answer_kind: Kind,
     state: Mutex<CallState>,
     changed: Condvar,
+    /// Of a call that nobody waits for in a thread.
+    deadline: Option<Instant>,
     unanswered: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
 struct CallState {
     answer: Option<Answer>,
+    /// Of a call that is a future: whom to wake, and its id once it was sent.
+    waker: Option<Waker>,
+    id: Option<u64>,
     /// The receiving side may be free: look.
     nudged: bool,
 }
@@ -91,7 +104,9 @@ impl Control {
     pub(crate) fn new(dial: Dial, lanes: usize, limit: usize, first: Stream) -> Self {
         let first = Some(Arc::new(Connection::new(first)));
         let lanes = (0..lanes).map(|lane| Mutex::new(if lane == 0 { first.clone() } else { None }));
-        Self { dial, lanes: lanes.collect(), turn: AtomicUsize::new(0), unanswered: Arc::default(), limit }
+        let dial = Arc::new(dial);
+        let driven = Driven::new(Arc::clone(&dial));
+        Self { dial, driven, lanes: lanes.collect(), turn: AtomicUsize::new(0), unanswered: Arc::default(), limit }
     }
 
     /// Asks and waits for the answer.
@@ -104,11 +119,7 @@ impl Control {
 
     /// Asks several things at once, on one connection; answers are fetched from what this gives, in any order.
     pub(crate) fn start(&self, kind: Kind, bodies: &[&[u8]], deadline: Instant) -> Result<Vec<Pending>, ConnectError> {
-        let before = self.unanswered.fetch_add(bodies.len(), Ordering::AcqRel);
-        if before + bodies.len() > self.limit {
-            self.unanswered.fetch_sub(bodies.len(), Ordering::AcqRel);
-            return Err(Failure::Overloaded.into());
-        }
+        self.count_in(bodies.len())?;
         let connection = match self.connection(deadline) {
             Ok(connection) => connection,
             Err(error) => {
@@ -116,21 +127,37 @@ impl Control {
                 return Err(error);
             }
         };
-        let calls: Vec<_> = bodies
-            .iter()
-            .map(|_| {
-                Arc::new(Call {
-                    answer_kind: answer_kind(kind),
-                    state: Mutex::default(),
-                    changed: Condvar::new(),
-                    unanswered: Arc::clone(&self.unanswered),
-                })
-            })
-            .collect();
+        let calls: Vec<_> = bodies.iter().map(|_| self.counted_call(kind, None)).collect();
         let first = connection.enter(&calls);
         connection.send(kind, first, bodies, deadline);
         let pending = |(index, call)| Pending { connection: Arc::clone(&connection), id: first + index as u64, call };
         Ok(calls.into_iter().enumerate().map(pending).collect())
+    }
+
+    /// Sends a message whose answer is a future. Never blocks.
+    pub(crate) fn drive(&self, body: &[u8], deadline: Instant) -> Result<Driving, Failure> {
+        self.count_in(1)?;
+        self.driven.start(body, self.counted_call(Kind::Message, Some(deadline)))
+    }
+
+    fn count_in(&self, calls: usize) -> Result<(), Failure> {
+        let before = self.unanswered.fetch_add(calls, Ordering::AcqRel);
+        if before + calls > self.limit {
+            self.unanswered.fetch_sub(calls, Ordering::AcqRel);
+            return Err(Failure::Overloaded);
+        }
+        Ok(())
+    }
+
+    /// A call that was counted in, and counts itself out.
+    fn counted_call(&self, kind: Kind, deadline: Option<Instant>) -> Arc<Call> {
+        Arc::new(Call {
+            answer_kind: answer_kind(kind),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            deadline,
+            unanswered: Arc::clone(&self.unanswered),
+        })
     }
 
     /// A connection: one whose receiving side is free, else one after the other.
@@ -163,6 +190,7 @@ impl Control {
 
     /// Ends all calls.
     pub(crate) fn close(&self) {
+        self.driven.close();
         for lane in &self.lanes {
             if let Some(open) = lane.lock().take() {
                 open.fail(Failure::Closed);
@@ -369,8 +397,16 @@ impl Connection {
 
 impl Call {
     fn end(&self, answer: Answer) {
-        self.state.lock().answer = Some(answer);
+        let waker = {
+            let mut state = self.state.lock();
+            // A deadline may have come first.
+            state.answer.get_or_insert(answer);
+            state.waker.take()
+        };
         self.changed.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
