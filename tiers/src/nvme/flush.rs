@@ -46,6 +46,12 @@ const TOMBSTONES_AFTER: Duration = Duration::from_secs(1);
 const TOMBSTONES_BATCH: usize = 4096;
 /// Keeps a tombstones record below the length at which payloads are aligned.
 const TOMBSTONES_PER_RECORD: usize = 2048;
+/// Filled regions that are sealed with one sync, in a tier of many regions: a sync can cost as much as writing several
+/// regions. Smaller tiers wait for fewer, because reclaim takes only sealed ones.
+const SEALED_TOGETHER: u32 = 8;
+const SEALED_SHARE: u32 = 16;
+/// A filled region waits at most this long for company.
+const SEALED_AFTER: Duration = Duration::from_secs(1);
 /// While a write waits for room, the reclaimer is woken again this often.
 const STALL_TICK: Duration = Duration::from_millis(20);
 
@@ -169,6 +175,7 @@ enum Purpose {
 /// To be done when all writes up to `after` are durable.
 struct SyncPoint {
     after: u64,
+    asked: Instant,
     then: Then,
 }
 
@@ -272,7 +279,10 @@ impl Flusher {
         }
         let stall = self.stalled_since.map(|_| STALL_TICK);
         let tombstones = self.tombstones_since.map(|since| TOMBSTONES_AFTER.saturating_sub(since.elapsed()));
-        stall.into_iter().chain(tombstones).min()
+        let is_due = |point: &&SyncPoint| self.syncing.is_empty() && point.after < self.oldest_in_flight();
+        let seal = self.sync_points.first().filter(is_due);
+        let seal = seal.map(|point| SEALED_AFTER.saturating_sub(point.asked.elapsed()));
+        stall.into_iter().chain(tombstones).chain(seal).min()
     }
 
     fn take(&mut self, event: Event) {
@@ -550,18 +560,19 @@ impl Flusher {
     }
 
     fn sync_after(&mut self, after: u64, then: Then) {
-        self.sync_points.push(SyncPoint { after, then });
+        self.sync_points.push(SyncPoint { after, asked: Instant::now(), then });
     }
 
     fn sync_if_due(&mut self) {
         if !self.syncing.is_empty() {
             return;
         }
-        let oldest = self.in_flight.first_key_value().map_or(u64::MAX, |(&write, _)| write);
+        let oldest = self.oldest_in_flight();
         let (due, waiting) = std::mem::take(&mut self.sync_points).into_iter().partition(|point| point.after < oldest);
         self.sync_points = waiting;
         let due: Vec<SyncPoint> = due;
-        if due.is_empty() {
+        if !self.is_worth_a_sync(&due) {
+            self.sync_points.splice(0..0, due);
             return;
         }
         self.syncing = due.into_iter().map(|point| point.then).collect();
@@ -572,6 +583,21 @@ impl Flusher {
             memory: IoMemory::empty(),
             done: Box::new(move |completion| core.inbox.push(Event::Synced(completion.result))),
         });
+    }
+
+    fn oldest_in_flight(&self) -> u64 {
+        self.in_flight.first_key_value().map_or(u64::MAX, |(&write, _)| write)
+    }
+
+    /// Whoever waits for a sync gets one at once; regions that are to be sealed wait for each other.
+    fn is_worth_a_sync(&self, due: &[SyncPoint]) -> bool {
+        let together = (self.core.regions.count() / SEALED_SHARE).clamp(1, SEALED_TOGETHER) as usize;
+        let is_awaited = |point: &SyncPoint| !matches!(point.then, Then::WriteFooter { .. });
+        let oldest = due.first().map_or(Duration::ZERO, |point| point.asked.elapsed());
+        due.len() >= together
+            || oldest >= SEALED_AFTER
+            || !due.is_empty() && (self.is_stopping || self.stalled_since.is_some())
+            || due.iter().any(is_awaited)
     }
 
     fn synced(&mut self, result: io::Result<()>) {
