@@ -10,7 +10,7 @@ ROCKSDB = eval "$$(scripts/rocksdb)"
 TARGET = $${CARGO_TARGET_DIR:-target}
 BENCH ?= all
 
-.PHONY: help setup demo test bench large lint verify fix docs
+.PHONY: help setup demo test test-python wheel bench large lint verify fix docs
 
 help: ## What there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,12 @@ demo: setup ## Build, run one node on a real trace, kill it, watch it come back.
 
 test: setup ## All tests: unit, property, crash, fault and process tests, and the docs' examples.
 	$(ROCKSDB) && scripts/test
+
+test-python: setup ## The Python packages, against a real node. PYTHON chooses the interpreter.
+	$(ROCKSDB) && scripts/test-python
+
+wheel: ## Wheels of the Python packages, in dist/ of the build output.
+	scripts/wheel
 
 bench: setup ## Every figure beside its limit, measured in one run. BENCH=name runs one.
 	scripts/setup fio
@@ -39,7 +45,7 @@ lint: setup ## Format and lints, without writing anything.
 	$(ROCKSDB) && cargo clippy --locked --workspace --all-targets -- -D warnings
 	$(ROCKSDB) && RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
 
-verify: lint test ## What CI checks.
+verify: lint test test-python ## What CI checks.
 
 fix: ## Format, and apply what the lints suggest.
 	cargo fmt --all

@@ -1,0 +1,292 @@
+"""``Store``: the calls that wait."""
+
+import os
+from typing import Any, Iterator, List, Optional, Sequence, Union
+
+from . import _arguments, trees, types
+from ._native import Connection, View
+from .errors import InvalidError, TidepoolError
+from .tensors import Tensor, decode, encode
+from .types import DataType, Key, Listed, ObjectStat, RemoveProgress, ServerInfo
+
+
+class Store:
+    """A connection to a store; made by :meth:`connect`.
+
+    It may be used by many threads at once: every call lets go of the interpreter's lock while it waits. Every call ends by
+    the ``deadline`` given to ``connect``. After a fork the child connects anew; calls on its parent's store raise
+    ``FORKED``. As a context manager it closes itself.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Wraps a native connection; use :meth:`connect`."""
+        self._native = connection
+
+    @classmethod
+    def connect(
+        cls,
+        endpoint: Optional[_arguments.Endpoints] = None,
+        *,
+        token: Optional[str] = None,
+        token_file: Optional[Union[str, "os.PathLike[str]"]] = None,
+        tenant: str = "",
+        deadline: float = 30.0,
+        connect_timeout: float = 2.0,
+        connections: int = 4,
+        retries: int = 5,
+        local_reads: bool = True,
+    ) -> "Store":
+        """Connects to a node, and has reached it when this returns.
+
+        Args:
+            endpoint: ``host:port``, or ``unix:/path/tidepool.sock`` of a node on this host, or a list of them. Default:
+                ``$TIDEPOOL_ENDPOINT``, else 127.0.0.1:7420.
+            token: the cluster's secret; or in ``token_file`` (default ``$TIDEPOOL_TOKEN_FILE``).
+            tenant: whose objects are meant.
+            deadline: seconds that a call may take, repetitions included.
+            connect_timeout: seconds that one attempt to connect may take.
+            connections: how many are kept to the server.
+            retries: how often a call is repeated where that can help.
+            local_reads: read objects in the DRAM of a ``unix:`` node without a call. They may be up to 5 s behind removals
+                by others; ``fresh=True`` avoids that.
+
+        Raises:
+            UnavailableError: nothing answers there. InvalidError: a setting is out of bounds. DeniedError: wrong token.
+        """
+        arguments = _arguments.connection(
+            endpoint, token, token_file, tenant, deadline, connect_timeout, connections, retries, local_reads
+        )
+        return cls(Connection.connect(False, *arguments))
+
+    def close(self) -> None:
+        """Lets go of the connection. Calls under way end as they would have; later ones raise ``CLOSED``."""
+        self._native.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._native.closed
+
+    @property
+    def local_hits(self) -> int:
+        """How many objects were read from the memory of the node on this host, without a call."""
+        return self._native.local_hits
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def put(
+        self,
+        key: Key,
+        value: Any,
+        *,
+        durability: str = "memory",
+        data_type: int = DataType.UNKNOWN,
+        group: str = "",
+        upsert: bool = False,
+        pin: bool = False,
+    ) -> bool:
+        """Stores the bytes of ``value``: ``bytes``, ``bytearray``, ``memoryview``, a contiguous array.
+
+        Returns True if it was stored, and False if the key has an object already: then nothing was written, unless
+        ``upsert`` asks for a new version.
+
+        Args:
+            durability: ``memory``, or ``nvme``: acknowledged when a copy on disk is durable.
+            data_type: what it holds.
+            group: objects of one group belong together.
+            upsert: replace an object that is there.
+            pin: keep it from eviction until it is unpinned.
+        """
+        return self._native.put(
+            False, key, [value], _arguments.put_options(durability, data_type, group, upsert, pin)
+        )
+
+    def put_parts(self, key: Key, parts: Sequence[Any], **options: Any) -> bool:
+        """Stores several buffers as one object, one after the other. Options as of :meth:`put`."""
+        return self._native.put(False, key, list(parts), _options(options))
+
+    def upsert(self, key: Key, value: Any, **options: Any) -> None:
+        """Stores ``value`` whether the key has an object or not. Options as of :meth:`put`."""
+        self._native.put(False, key, [value], _options({**options, "upsert": True}))
+
+    def put_batch(self, keys: Sequence[Key], values: Sequence[Any], **options: Any) -> List[Union[bool, TidepoolError]]:
+        """Stores many; for each key True, False (there already), or the error that it failed with."""
+        return self._native.put_batch(False, _arguments.one(keys), list(values), _options(options))
+
+    def get(
+        self, key: Key, *, offset: int = 0, length: Optional[int] = None, fresh: bool = False
+    ) -> Optional[bytes]:
+        """The object's bytes, or ``length`` of them from ``offset`` on; None if there is no such object.
+
+        ``fresh`` asks the leader: the answer has everything that was acknowledged before the call.
+        """
+        return self._native.get(False, key, offset, length, fresh, False)
+
+    def get_view(
+        self, key: Key, *, offset: int = 0, length: Optional[int] = None, fresh: bool = False
+    ) -> Optional[View]:
+        """As :meth:`get`, but without the last copy: ``memoryview(view)``, ``numpy.frombuffer(view)``. Writable."""
+        return self._native.get(False, key, offset, length, fresh, True)
+
+    def get_into(
+        self, key: Key, buffer: Any, *, offset: Optional[int] = None, fresh: bool = False
+    ) -> Optional[int]:
+        """Reads the object into the start of a writable, contiguous ``buffer``; its length, or None if there is none.
+
+        With an ``offset``, reads as many bytes from there as the buffer has. After an error the buffer's content means
+        nothing. Raises ``BAD_RANGE`` if the object does not fit.
+        """
+        return self._native.get_into(False, key, buffer, offset, fresh)
+
+    def put_from(self, key: Key, buffer: Any, **options: Any) -> bool:
+        """As :meth:`put`; the counterpart of :meth:`get_into`."""
+        return self._native.put(False, key, [buffer], _options(options))
+
+    def get_batch(self, keys: Sequence[Key]) -> List[Union[bytes, None, TidepoolError]]:
+        """Reads many; for each key its bytes, None, or the error that it failed with."""
+        return self._native.get_batch(False, _arguments.one(keys), False)
+
+    def get_batch_views(self, keys: Sequence[Key]) -> List[Union[View, None, TidepoolError]]:
+        """As :meth:`get_batch`, but views."""
+        return self._native.get_batch(False, _arguments.one(keys), True)
+
+    def get_batch_into(
+        self, keys: Sequence[Key], buffers: Sequence[Any], *, fresh: bool = False
+    ) -> List[Union[int, None, TidepoolError]]:
+        """Reads each object into the start of its buffer; for each key its length, None, or an error."""
+        return self._native.get_batch_into(False, _arguments.one(keys), list(buffers), fresh)
+
+    def exists(self, key: Key, *, lease: Optional[float] = None, fresh: bool = False) -> Optional[bool]:
+        """Whether there is such an object; None: the node is recovering and does not know yet.
+
+        With a ``lease`` (seconds, at most 60) an object that exists is not evicted for so long.
+        """
+        return self._native.exists(False, [key], lease, fresh)[0]
+
+    def exists_batch(
+        self, keys: Sequence[Key], *, lease: Optional[float] = None, fresh: bool = False
+    ) -> List[Optional[bool]]:
+        """As :meth:`exists`, for many."""
+        return self._native.exists(False, _arguments.one(keys), lease, fresh)
+
+    def remove(self, key: Key, *, force: bool = False) -> bool:
+        """Removes the object; False if there is none. Raises ``PINNED`` if it is pinned, unless ``force``."""
+        return removed(key, self._native.remove(False, [key], force)[0])
+
+    def remove_batch(self, keys: Sequence[Key], *, force: bool = False) -> List[str]:
+        """Removes many; for each key ``removed``, ``missing``, ``pinned`` or ``failed``."""
+        return self._native.remove(False, _arguments.one(keys), force)
+
+    def remove_matching(
+        self, *, prefix: Optional[Key] = None, pattern: Optional[str] = None, force: bool = False
+    ) -> RemoveProgress:
+        """Removes the objects whose keys start with ``prefix``, or in which the regular expression matches."""
+        if prefix is None and pattern is None:
+            raise InvalidError("give a prefix or a pattern, or call remove_all", "BAD_ARGUMENT", field="prefix")
+        return RemoveProgress(
+            *self._native.remove_matching(False, *_arguments.matching(prefix, pattern), force)
+        )
+
+    def remove_all(self, *, force: bool = False) -> RemoveProgress:
+        """Removes all objects of the tenant."""
+        return RemoveProgress(*self._native.remove_matching(False, None, None, force))
+
+    def list(
+        self, prefix: Key = b"", *, data_type: Optional[int] = None, page_size: int = 1000
+    ) -> Iterator[Listed]:
+        """The objects whose keys start with ``prefix``, in key order; asks for a page at a time."""
+        token = ""
+        while True:
+            rows, token = self._native.list(False, _arguments.key_bytes(prefix), page_size, token, data_type)
+            yield from map(types.listed, rows)
+            if not token:
+                return
+
+    def stat(self, key: Key) -> Optional[ObjectStat]:
+        """What the catalog knows of the object; None if there is none."""
+        row = self._native.stat(False, key)
+        return None if row is None else types.stat(row)
+
+    def pin(self, keys: Sequence[Key]) -> List[bool]:
+        """Keeps objects from eviction until they are unpinned as often; which exist."""
+        return self._native.pin(False, _arguments.one(keys), False)
+
+    def unpin(self, keys: Sequence[Key]) -> List[bool]:
+        """Takes one pin off each; which exist."""
+        return self._native.pin(False, _arguments.one(keys), True)
+
+    def lease(self, keys: Sequence[Key], duration: Optional[float] = None) -> List[float]:
+        """Keeps objects from eviction for ``duration`` seconds (default 5, at most 60); how long each lease lasts."""
+        return self._native.lease(False, _arguments.one(keys), duration)
+
+    def release(self, keys: Sequence[Key]) -> None:
+        """Ends leases."""
+        self._native.release(False, _arguments.one(keys))
+
+    def server_info(self) -> ServerInfo:
+        """What the server says of itself."""
+        return ServerInfo(*self._native.server_info(False))
+
+    def put_tensor(self, key: Key, tensor: Tensor, **options: Any) -> bool:
+        """Stores a tensor with its shape and type: of torch, of numpy, or anything with ``__dlpack__`` in host memory.
+
+        One that is not contiguous, or lies on a device, is copied first.
+        """
+        header, data = encode(tensor)
+        options.setdefault("data_type", DataType.TENSOR)
+        return self._native.put(False, key, [header, data], _options(options))
+
+    def get_tensor(self, key: Key, *, framework: Optional[str] = None) -> Optional[Tensor]:
+        """The tensor, as an array of ``framework``: ``numpy`` or ``torch``; None if there is none.
+
+        Default: torch where the program has imported it, else numpy. Raises ``NOT_A_TENSOR`` for another object.
+        """
+        view = self._native.get(False, key, 0, None, False, True)
+        return None if view is None else decode(view, framework)
+
+    def put_tree(self, key: Key, tree: Any, **options: Any) -> bool:
+        """Stores dicts, lists and tuples of tensors, numbers, strings, bytes and None. Leaves first, so that a tree that can
+        be seen is whole. False if there is one already."""
+        manifest, leaves = trees.flatten(key, tree)
+        for leaf, tensor in leaves:
+            self.put_tensor(leaf, tensor, **{**options, "upsert": True})
+        return self.put(key, manifest, **{**options, "data_type": DataType.METADATA})
+
+    def get_tree(self, key: Key, *, framework: Optional[str] = None) -> Any:
+        """The tree; None if there is none, or part of it was evicted."""
+        manifest = self.get(key)
+        if manifest is None:
+            return None
+        names = trees.leaves(manifest)
+        views = self._native.get_batch(False, names, True) if names else []
+        for view in views:
+            if isinstance(view, TidepoolError):
+                raise view
+        if any(view is None for view in views):
+            return None
+        return trees.build(manifest, [decode(view, framework) for view in views])
+
+
+def removed(key: Key, outcome: str) -> bool:
+    """The outcome of a removal as the caller of one has it."""
+    if outcome == "pinned":
+        from .errors import ConflictError
+
+        raise ConflictError(f"object {key!r} is pinned", "PINNED")
+    if outcome == "failed":
+        from .errors import InternalError
+
+        raise InternalError(f"object {key!r} could not be removed", "INTERNAL")
+    return outcome == "removed"
+
+
+def _options(options: dict) -> tuple:
+    known = {"durability": "memory", "data_type": 0, "group": "", "upsert": False, "pin": False}
+    unknown = options.keys() - known.keys()
+    if unknown:
+        raise TypeError(f"put has no option {sorted(unknown)[0]!r}")
+    return _arguments.put_options(**{**known, **options})

@@ -1,0 +1,516 @@
+//! `Connection`: the client's calls. Each is waited for, or awaited if its first argument says so.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use parking_lot::RwLock;
+use pyo3::BoundObject;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use tidepool_client::{BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object};
+
+use crate::address::Registry;
+use crate::buffer::{self, Lent, new_bytes};
+use crate::completion::{Caller, wait};
+use crate::convert::{
+    Key, Options, answer, data_type, existence, put_options, removal, same_length, seconds, stored, tier,
+};
+use crate::failure::{Reason, of_client};
+use crate::runtime::{Origin, runtime};
+use crate::view::view;
+
+/// Reads of one batch that are under way at a time.
+const READS: usize = 8;
+
+/// A connection to a store. See `tidepool.Store`.
+#[pyclass(module = "tidepool._native", frozen)]
+pub(crate) struct Connection {
+    /// `None` once it is closed.
+    client: RwLock<Option<Client>>,
+    origin: Origin,
+    pub(crate) registry: Arc<Registry>,
+}
+
+impl Connection {
+    /// The client, if it can be used in this process.
+    pub(crate) fn client(&self) -> PyResult<Client> {
+        self.origin.check()?;
+        self.client.read().clone().ok_or_else(|| Reason::Closed.error("the store was closed"))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if !self.origin.is_here() {
+            // The runtime that it belongs to is in another process.
+            std::mem::forget(self.client.get_mut().take());
+        }
+    }
+}
+
+fn caller(awaits: bool) -> Caller {
+    if awaits { Caller::Awaits } else { Caller::Waits }
+}
+
+fn value(py: Python<'_>, bytes: Bytes, as_view: bool) -> PyResult<Py<PyAny>> {
+    if as_view { view(py, bytes) } else { Ok(new_bytes(py, &bytes)?.into_any()) }
+}
+
+fn object<T>(py: Python<'_>, value: T) -> PyResult<Py<PyAny>>
+where
+    T: for<'py> IntoPyObject<'py, Error: Into<PyErr>>,
+{
+    let made = value.into_pyobject(py).map_err(Into::into)?;
+    Ok(made.into_bound().into_any().unbind())
+}
+
+#[pymethods]
+impl Connection {
+    /// Connects. `settings` may have: deadline, connect_timeout, connections, retries, local_reads.
+    #[staticmethod]
+    #[pyo3(signature = (awaits, endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads))]
+    #[expect(clippy::too_many_arguments, reason = "the Python side names them")]
+    fn connect<'py>(
+        py: Python<'py>,
+        awaits: bool,
+        endpoints: Vec<String>,
+        token: Option<String>,
+        tenant: String,
+        deadline: f64,
+        connect_timeout: f64,
+        connections: usize,
+        retries: u32,
+        local_reads: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let settings = ClientSettings {
+            deadline: seconds("deadline", deadline)?,
+            connect_timeout: seconds("connect_timeout", connect_timeout)?,
+            connections,
+            retries,
+            local_reads,
+            ..ClientSettings::default()
+        };
+        let mut builder = Client::builder().tenant(tenant).settings(settings);
+        for endpoint in endpoints {
+            builder = builder.endpoint(endpoint);
+        }
+        if let Some(token) = token {
+            builder = builder.token(token);
+        }
+        let connected = async move { builder.connect().await };
+        caller(awaits).run(py, connected, |py, connected| {
+            let client = RwLock::new(Some(answer(py, connected)?));
+            let connection = Connection { client, origin: Origin::here(), registry: Arc::default() };
+            object(py, connection)
+        })
+    }
+
+    /// Lets go of the connection. Calls that are under way end as they would have.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.origin.check()?;
+        let client = self.client.write().take();
+        self.registry.clear();
+        let runtime = runtime()?;
+        py.detach(|| {
+            let _inside = runtime.enter();
+            drop(client);
+        });
+        buffer::release_dropped(py);
+        Ok(())
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.client.read().is_none()
+    }
+
+    /// Objects that were read from the node's memory on this host.
+    #[getter]
+    fn local_hits(&self) -> PyResult<u64> {
+        Ok(self.client()?.local_hits())
+    }
+
+    /// The value as `bytes`, or a `View` of it; None if there is no such object.
+    #[expect(clippy::too_many_arguments, reason = "the Python side names them")]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        key: Key,
+        offset: u64,
+        length: Option<u64>,
+        fresh: bool,
+        as_view: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let options = GetOptions { offset, length, fresh, version: String::new() };
+        let got = async move { client.get_with(key, options).await };
+        caller(awaits).run(py, got, move |py, got| match answer(py, got)? {
+            Some(object) => value(py, object.value, as_view),
+            None => Ok(py.None()),
+        })
+    }
+
+    /// Reads into the start of a writable buffer; the object's length, or None if there is none.
+    fn get_into<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        key: Key,
+        buffer: &Bound<'py, PyAny>,
+        offset: Option<u64>,
+        fresh: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let mut target = Lent::write(buffer)?;
+        let got = async move {
+            let length = read_into(&client, &key.0, &mut target, offset, fresh).await;
+            drop(target);
+            length
+        };
+        caller(awaits).run(py, got, |py, got| object(py, answer(py, got)?))
+    }
+
+    /// One `bytes` or `View`, None or exception a key.
+    fn get_batch<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        keys: Vec<Key>,
+        as_view: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let got = async move { client.get_batch(&keys).await };
+        caller(awaits).run(py, got, move |py, got| {
+            let items = answer(py, got)?.into_iter().map(|got| match got {
+                // Values of a batch share one buffer, which a view would keep whole.
+                BatchGot::Found(found) if as_view => view(py, Bytes::copy_from_slice(&found.value)),
+                BatchGot::Found(found) => value(py, found.value, false),
+                BatchGot::Missing => Ok(py.None()),
+                BatchGot::Unavailable => unavailable(py),
+                BatchGot::Failed(error) => Ok(of_client(py, &error).into_value(py).into_any()),
+            });
+            Ok(PyList::new(py, items.collect::<PyResult<Vec<_>>>()?)?.into_any().unbind())
+        })
+    }
+
+    /// One length, None or exception a key.
+    fn get_batch_into<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        keys: Vec<Key>,
+        buffers: Vec<Bound<'py, PyAny>>,
+        fresh: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        same_length(&[("keys", keys.len()), ("buffers", buffers.len())])?;
+        let client = self.client()?;
+        let targets = buffers.iter().map(Lent::write).collect::<PyResult<Vec<_>>>()?;
+        let got = async move {
+            let reads = keys.into_iter().zip(targets).map(|(key, mut target)| {
+                let client = &client;
+                async move { read_into(client, &key.0, &mut target, None, fresh).await }
+            });
+            futures::stream::iter(reads).buffered(READS).collect::<Vec<_>>().await
+        };
+        caller(awaits).run(py, got, lengths)
+    }
+
+    /// Stores a value that lies in one buffer or several; True, or False if the key had an object.
+    fn put<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        key: Key,
+        parts: Vec<Bound<'py, PyAny>>,
+        options: Options,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (client, options) = (self.client()?, put_options(options)?);
+        let value = gather(py, &parts)?;
+        let put = async move { client.put(key, value, &options).await };
+        caller(awaits).run(py, put, |py, put| object(py, stored(answer(py, put)?.outcome)))
+    }
+
+    /// One True, False or exception a key.
+    fn put_batch<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        keys: Vec<Key>,
+        values: Vec<Bound<'py, PyAny>>,
+        options: Options,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        same_length(&[("keys", keys.len()), ("values", values.len())])?;
+        let (client, options) = (self.client()?, put_options(options)?);
+        let values = values.iter().map(buffer::to_send).collect::<PyResult<Vec<_>>>()?;
+        let items: Vec<(Key, Bytes)> = keys.into_iter().zip(values).collect();
+        let put = async move { client.put_batch(&items, &options).await };
+        caller(awaits).run(py, put, |py, put| {
+            let items = answer(py, put)?.into_iter().map(|outcome| match outcome {
+                Ok(outcome) => object(py, stored(outcome)),
+                Err(error) => Ok(of_client(py, &error).into_value(py).into_any()),
+            });
+            Ok(PyList::new(py, items.collect::<PyResult<Vec<_>>>()?)?.into_any().unbind())
+        })
+    }
+
+    /// One True, False or None (not known yet) a key.
+    fn exists<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        keys: Vec<Key>,
+        lease: Option<f64>,
+        fresh: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let lease = lease.map(|lease| seconds("lease", lease)).transpose()?;
+        let asked = async move { client.exists_many(&keys, lease, fresh).await };
+        caller(awaits).run(py, asked, |py, asked| {
+            let answers = answer(py, asked)?.into_iter().map(existence);
+            Ok(PyList::new(py, answers.collect::<Vec<_>>())?.into_any().unbind())
+        })
+    }
+
+    /// One "removed", "missing", "pinned" or "failed" a key.
+    fn remove<'py>(&self, py: Python<'py>, awaits: bool, keys: Vec<Key>, force: bool) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let removed = async move { client.remove_many(&keys, force).await };
+        caller(awaits).run(py, removed, |py, removed| {
+            object(py, answer(py, removed)?.into_iter().map(removal).collect::<Vec<_>>())
+        })
+    }
+
+    /// Removes all objects of a prefix, of a pattern, or all; how many were examined, removed, pinned.
+    fn remove_matching<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        prefix: Option<Vec<u8>>,
+        pattern: Option<String>,
+        force: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let matching = match (prefix, pattern) {
+            (Some(prefix), _) => Matching::Prefix(prefix),
+            (None, Some(pattern)) => Matching::Pattern(pattern),
+            (None, None) => Matching::All,
+        };
+        let removed = async move { client.remove_matching(&matching, force, |_| {}).await };
+        caller(awaits).run(py, removed, |py, removed| {
+            let done = answer(py, removed)?;
+            object(py, (done.examined, done.removed, done.pinned))
+        })
+    }
+
+    /// A page of (key, length, data type, group, pins, replicas), and the token of the next.
+    fn list<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        prefix: Vec<u8>,
+        page_size: u32,
+        page_token: String,
+        only: Option<u8>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (client, only) = (self.client()?, only.map(data_type).transpose()?);
+        let listed = async move { client.list(&prefix, page_size, &page_token, only).await };
+        caller(awaits).run(py, listed, |py, listed| {
+            let listing = answer(py, listed)?;
+            let rows = listing.objects.iter().map(|found| {
+                let key = new_bytes(py, found.key.as_bytes())?;
+                let row = (key, found.length, found.data_type as u8, &found.group, found.pins, found.replicas);
+                Ok(row.into_pyobject(py)?.unbind())
+            });
+            let rows = rows.collect::<PyResult<Vec<Py<PyTuple>>>>()?;
+            object(py, (rows, listing.next_page_token))
+        })
+    }
+
+    /// (length, data type, group, pins, version, [(node, replica, state)], lease in seconds), or None.
+    fn stat<'py>(&self, py: Python<'py>, awaits: bool, key: Key) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let found = async move { client.stat(key).await };
+        caller(awaits).run(py, found, |py, found| {
+            let Some(stat) = answer(py, found)? else { return Ok(py.None()) };
+            let replicas = stat.replicas.into_iter().map(|replica| (replica.node, replica.replica, replica.node_state));
+            let row = (
+                stat.length,
+                stat.data_type as u8,
+                stat.group,
+                stat.pins,
+                stat.version,
+                replicas.collect::<Vec<_>>(),
+                stat.lease.as_secs_f64(),
+            );
+            object(py, row)
+        })
+    }
+
+    /// Where an object would be read from: (length, tier), or None. Reads one byte of it.
+    fn tier<'py>(&self, py: Python<'py>, awaits: bool, key: Key) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let got = async move {
+            // A range of no bytes says where it was found, too.
+            client.get_range(key, 0, 0).await
+        };
+        caller(awaits).run(py, got, |py, got| match answer(py, got)? {
+            Some(Object { info, .. }) => object(py, (info.length, tier(info.tier))),
+            None => Ok(py.None()),
+        })
+    }
+
+    /// Pins (or unpins) the objects; which exist.
+    fn pin<'py>(&self, py: Python<'py>, awaits: bool, keys: Vec<Key>, unpin: bool) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let changed = async move { if unpin { client.unpin(&keys).await } else { client.pin(&keys).await } };
+        caller(awaits).run(py, changed, |py, changed| Ok(PyList::new(py, answer(py, changed)?)?.into_any().unbind()))
+    }
+
+    /// Grants or renews leases; how many seconds each lasts from now, 0 where there is no object.
+    fn lease<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        keys: Vec<Key>,
+        duration: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let duration = duration.map(|duration| seconds("duration", duration)).transpose()?;
+        let granted = async move { client.renew_leases(&keys, duration).await };
+        caller(awaits).run(py, granted, |py, granted| {
+            let granted = answer(py, granted)?.into_iter().map(|granted| granted.as_secs_f64());
+            Ok(PyList::new(py, granted.collect::<Vec<_>>())?.into_any().unbind())
+        })
+    }
+
+    /// Ends leases.
+    fn release<'py>(&self, py: Python<'py>, awaits: bool, keys: Vec<Key>) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let released = async move { client.release_leases(&keys).await };
+        caller(awaits).run(py, released, |py, released| answer(py, released).map(|()| py.None()))
+    }
+
+    /// What the server says of itself, as a list of names and values.
+    fn server_info<'py>(&self, py: Python<'py>, awaits: bool) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let asked = async move { client.server_info().await };
+        caller(awaits).run(py, asked, |py, asked| {
+            let info = answer(py, asked)?;
+            let row = (
+                info.version,
+                info.node,
+                info.cluster,
+                info.incarnation,
+                info.role,
+                info.applied_index,
+                info.max_object_bytes,
+                info.max_unary_bytes,
+                info.phase,
+                info.objects,
+            );
+            object(py, row)
+        })
+    }
+
+    /// Registers memory by its address: it is used without a copy until it is unregistered.
+    fn register(&self, py: Python<'_>, address: usize, length: usize) -> PyResult<()> {
+        self.client()?;
+        py.detach(|| self.registry.register(address, length))
+    }
+
+    /// Unregisters it; waits for calls that use it, for as long as `patience` says (seconds).
+    fn unregister(&self, py: Python<'_>, address: usize, patience: f64) -> PyResult<()> {
+        self.origin.check()?;
+        let patience = seconds("patience", patience)?;
+        py.detach(|| self.registry.unregister(address, patience))
+    }
+
+    /// Reads objects to addresses, each scattered over several ranges; one length, None or exception a key.
+    fn read_to<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Key>,
+        addresses: Vec<Vec<usize>>,
+        lengths: Vec<Vec<usize>>,
+    ) -> PyResult<Py<PyAny>> {
+        let client = self.client()?;
+        let items = crate::raw::items(keys, addresses, lengths)?;
+        let registry = &self.registry;
+        let got = wait(py, async { crate::raw::read(&client, registry, items).await })?;
+        crate::raw::results(py, got)
+    }
+
+    /// Stores objects from addresses, each gathered from several ranges; one length or exception a key. `groups` has one
+    /// name a key, or is empty.
+    fn write_from<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Key>,
+        addresses: Vec<Vec<usize>>,
+        lengths: Vec<Vec<usize>>,
+        options: Options,
+        groups: Vec<String>,
+    ) -> PyResult<Py<PyAny>> {
+        let (client, options) = (self.client()?, put_options(options)?);
+        if !groups.is_empty() {
+            same_length(&[("keys", keys.len()), ("groups", groups.len())])?;
+        }
+        let items = crate::raw::items(keys, addresses, lengths)?;
+        let registry = &self.registry;
+        let put = wait(py, async { crate::raw::write(&client, registry, items, &options, groups).await })?;
+        crate::raw::results(py, put)
+    }
+}
+
+async fn read_into(
+    client: &Client,
+    key: &Bytes,
+    target: &mut Lent,
+    offset: Option<u64>,
+    fresh: bool,
+) -> Result<Option<u64>, Error> {
+    let buffer = target.bytes_mut();
+    let info = match offset {
+        Some(offset) => client.get_range_into(key, offset, buffer).await?,
+        // The client reads anew what it must not take from an index.
+        None if fresh => {
+            let options = GetOptions { fresh: true, ..GetOptions::default() };
+            let Some(object) = client.get_with(key, options).await? else { return Ok(None) };
+            let length = object.value.len();
+            let Some(start) = buffer.get_mut(..length) else {
+                let key = String::from_utf8_lossy(key).into_owned();
+                return Err(Error::Buffer { key, length: length as u64, buffer: buffer.len() as u64 });
+            };
+            start.copy_from_slice(&object.value);
+            Some(object.info)
+        }
+        None => client.get_into(key, buffer).await?,
+    };
+    Ok(info.map(|info| info.length))
+}
+
+fn lengths(py: Python<'_>, items: Vec<Result<Option<u64>, Error>>) -> PyResult<Py<PyAny>> {
+    let items = items.into_iter().map(|item| match item {
+        Ok(length) => object(py, length),
+        Err(error) => Ok(of_client(py, &error).into_value(py).into_any()),
+    });
+    Ok(PyList::new(py, items.collect::<PyResult<Vec<_>>>()?)?.into_any().unbind())
+}
+
+fn unavailable(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    Ok(Reason::Recovering.error("its copies can't be read now").into_value(py).into_any())
+}
+
+/// One value of several buffers.
+fn gather(py: Python<'_>, parts: &[Bound<'_, PyAny>]) -> PyResult<Bytes> {
+    if let [part] = parts {
+        return buffer::to_send(part);
+    }
+    let lent = parts.iter().map(buffer::to_send).collect::<PyResult<Vec<_>>>()?;
+    let whole = py.detach(|| lent.concat());
+    buffer::release_dropped(py);
+    Ok(whole.into())
+}

@@ -1,0 +1,84 @@
+"""A real node for tests: `tidepool serve` in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+
+class Node:
+    """A node on ports of its own. Its data folder stays between :meth:`stop` and :meth:`start`."""
+
+    def __init__(self, folder: Path, dram: str = "96MiB", nvme: str = "256MiB", more=()) -> None:
+        self.folder = folder
+        self.settings = [f"dram.capacity={dram}", f"nvme.capacity={nvme}", *more]
+        self.ports = ("127.0.0.1:0", "127.0.0.1:0")
+        self.process = None
+        self.addresses = {}
+
+    def start(self) -> "Node":
+        """Starts it and waits until it is ready."""
+        binary = os.environ["NODE_PROGRAM"]
+        grpc, admin = self.ports
+        settings = [f"grpc.listen={grpc}", f"admin.listen={admin}", *self.settings]
+        command = [binary, "serve", "--json", "--data", str(self.folder)]
+        for setting in settings:
+            command += ["--set", setting]
+        with open(self.folder.with_suffix(".log"), "ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        line = self.process.stdout.readline()
+        assert line, f"the node did not start: {self.folder.with_suffix('.log').read_text()[-2000:]}"
+        self.addresses = json.loads(line)
+        # The same ports the next time, so that clients find it again.
+        self.ports = (self.addresses["grpc"], self.addresses["admin"])
+        self.wait_until_ready()
+        return self
+
+    def wait_until_ready(self, within: float = 60.0) -> None:
+        until = time.monotonic() + within
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://{self.addresses['admin']}/readyz", timeout=5) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                pass
+            assert time.monotonic() < until, "the node is not ready"
+            assert self.process.poll() is None, "the node ended"
+            time.sleep(0.05)
+
+    @property
+    def grpc(self) -> str:
+        return self.addresses["grpc"]
+
+    @property
+    def port(self) -> int:
+        return int(self.grpc.rsplit(":", 1)[1])
+
+    @property
+    def socket(self) -> str:
+        return f"unix:{self.addresses['unix']}"
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self.process.stdout.close()
