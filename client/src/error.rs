@@ -203,6 +203,8 @@ impl Error {
     pub fn reason(&self) -> &str {
         match self {
             Self::Refused(refusal) if refusal.is_transport => "UNREACHABLE",
+            // tonic's own clock, which gives no reason, may be ahead of ours.
+            Self::Refused(refusal) if refusal.reason.is_empty() && refusal.kind() == ErrorKind::Deadline => "DEADLINE",
             Self::Refused(refusal) => &refusal.reason,
             Self::Key(KeyError::Empty) => "KEY_EMPTY",
             Self::Key(KeyError::TooLong { .. }) => "KEY_TOO_LONG",
@@ -260,6 +262,12 @@ mod tests {
     fn damaged_details_do_not_hide_the_status() {
         let error = Error::from(Status::with_details(Code::InvalidArgument, "bad", vec![0xff; 9].into()));
         assert_eq!((error.kind(), error.reason()), (ErrorKind::Invalid, ""));
+    }
+
+    #[test]
+    fn a_deadline_has_its_reason_whoever_noticed_it() {
+        assert_eq!(Error::from(Status::deadline_exceeded("late")).reason(), "DEADLINE");
+        assert_eq!(Error::from(Status::cancelled("Timeout expired")).reason(), "DEADLINE");
     }
 
     #[test]
