@@ -17,16 +17,19 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::Failure;
 use crate::peer::Segment;
-use crate::rails::RailIndex;
+use crate::rails::{RailIndex, Trouble};
 use crate::region::{Region, RegionUse, RemoteAccess};
+use crate::schedule::Priority;
 use crate::slice::Direction;
-use crate::transport::TransportKind;
+
+/// An overdue group that no other rail would be quicker with is looked at again after this.
+const OVERDUE_AGAIN: Duration = Duration::from_millis(10);
 
 /// A part of a request that moves as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,12 +74,28 @@ pub(crate) struct Group {
     pub(crate) count: u32,
     pub(crate) bytes: u64,
     pub(crate) direction: Direction,
+    /// Rails that may take it, a bit each.
+    pub(crate) may: u64,
     /// The rail that has it.
     pub(crate) rail: RailIndex,
+    /// How the rail was chosen, if there was a choice.
+    pub(crate) placement: Option<Placement>,
     /// Rails that handed it back, a bit each.
     pub(crate) tried: u64,
+    /// Why the last of them failed.
+    pub(crate) failure: Option<Failure>,
     /// How often it was handed back when there was no other rail.
     pub(crate) attempts: u8,
+    /// Connections that the peer has to end before it takes these bytes: they carried them before, and may still.
+    pub(crate) fences: Vec<u64>,
+}
+
+/// When a group was given to one of several rails.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placement {
+    pub(crate) at: Instant,
+    /// From then on it is asked whether another rail would be quicker.
+    pub(crate) overdue: Instant,
 }
 
 impl Group {
@@ -91,30 +110,78 @@ impl Group {
 
     /// Ends each piece, in order, with what `result` says of it.
     pub(crate) fn finish_each(self, mut result: impl FnMut(&Piece) -> Result<(), Failure>) {
-        let mut has_moved = false;
+        let mut moved = 0;
         for piece in self.pieces() {
             let result = result(piece);
-            if result.is_ok() && !has_moved {
-                has_moved = true;
-                if let Some(segment) = self.batch.segments.get(piece.segment as usize) {
-                    segment.peer.rails.moved(self.rail);
-                }
-            }
+            moved += if result.is_ok() { piece.length } else { 0 };
             self.batch.finish(piece, result);
+        }
+        if let Some(segment) = self.segment() {
+            segment.peer.rails.finished(self.rail, self.bytes, moved, &self.batch, self.placement);
         }
     }
 
-    /// Gives the group back because the way is bad: another rail takes it, or it ends with the failure. No byte of it may
-    /// arrive any more.
+    /// Gives the group back because the way failed: another rail takes it, or it ends with the failure. No byte of it may
+    /// arrive any more, or only over a connection that [`Group::fence`] names.
     pub(crate) fn hand_back(self, failure: Failure) {
-        let segment = Arc::clone(&self.batch.segments[self.pieces()[0].segment as usize]);
-        if segment.peer.rails.handed_back(self, failure) {
+        self.hand_back_for(Trouble::Failed(failure));
+    }
+
+    /// The same, for any reason.
+    pub(crate) fn hand_back_for(self, trouble: Trouble) {
+        let Some(segment) = self.segment().map(Arc::clone) else { return };
+        if segment.peer.rails.handed_back(self, trouble) {
             segment.peer.prober.watch(&segment.peer);
         }
     }
 
+    /// Bytes of this write may still be on their way over that connection to the peer: it has to end it first.
+    pub(crate) fn fence(&mut self, connection: u64) {
+        if self.direction == Direction::Write && !self.fences.contains(&connection) {
+            self.fences.push(connection);
+        }
+    }
+
+    /// When to ask [`Group::is_overdue`]; `None` if there is no other rail.
+    pub(crate) fn overdue_at(&self) -> Option<Instant> {
+        self.placement.map(|placement| placement.overdue)
+    }
+
+    /// Whether it should be handed back now because another rail would be quicker. If not, it is asked again later.
+    pub(crate) fn is_overdue(&mut self, now: Instant) -> bool {
+        let Some(placement) = self.placement.filter(|placement| placement.overdue <= now) else { return false };
+        let should_move = self.segment().is_some_and(|segment| segment.peer.rails.should_move(self, placement.at, now));
+        if !should_move {
+            self.placement = Some(Placement { overdue: now + OVERDUE_AGAIN, ..placement });
+        }
+        should_move
+    }
+
+    /// Until when a connection for it may take, so that another rail can still have it; `None` if there is no other.
+    pub(crate) fn patience(&self) -> Option<Instant> {
+        let has_other = || self.segment().is_some_and(|segment| segment.peer.rails.others(self) != 0);
+        self.overdue_at().filter(|_| has_other())
+    }
+
+    /// Lets the rails end what waits for them and was stopped: to be called once a tick by who holds groups.
+    pub(crate) fn look_around(&self, now: Instant) {
+        if let Some(segment) = self.segment() {
+            segment.peer.rails.look_around(now);
+        }
+    }
+
+    fn segment(&self) -> Option<&Arc<Segment>> {
+        self.batch.segments.get(self.pieces()[0].segment as usize)
+    }
+
     /// Cuts a run of pieces into groups of at most `items` pieces and about `bytes` bytes.
-    pub(crate) fn cut(batch: &Arc<BatchState>, run: std::ops::Range<usize>, items: usize, bytes: u64) -> Vec<Self> {
+    pub(crate) fn cut(
+        batch: &Arc<BatchState>,
+        run: std::ops::Range<usize>,
+        items: usize,
+        bytes: u64,
+        may: u64,
+    ) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::with_capacity(1 + run.len() / items);
         for index in run {
             let piece = &batch.pieces[index];
@@ -133,9 +200,13 @@ impl Group {
                     count: 1,
                     bytes: piece.length,
                     direction: piece.direction,
+                    may,
                     rail: 0,
+                    placement: None,
                     tried: 0,
+                    failure: None,
                     attempts: 0,
+                    fences: Vec::new(),
                 }),
             }
         }
@@ -162,8 +233,7 @@ pub(crate) struct BatchState {
     pub(crate) regions: Box<[Arc<Region>]>,
     pub(crate) segments: Box<[Arc<Segment>]>,
     pub(crate) deadline: Instant,
-    /// The only transport that may carry it; `None`: all.
-    pub(crate) transport: Option<TransportKind>,
+    pub(crate) priority: Priority,
     requests: Box<[RequestState]>,
     open: AtomicU32,
     /// Number of the stop reason, 0 for none.
@@ -195,7 +265,7 @@ impl BatchState {
         uses: Vec<RegionUse>,
         segments: Vec<Arc<Segment>>,
         deadline: Instant,
-        transport: Option<TransportKind>,
+        priority: Priority,
     ) -> Self {
         let mut left = vec![0_u32; requests];
         for piece in &pieces {
@@ -208,7 +278,7 @@ impl BatchState {
             regions: uses.iter().map(|used| Arc::clone(used.region())).collect(),
             segments: segments.into_boxed_slice(),
             deadline,
-            transport,
+            priority,
             requests: left.into_iter().map(request).collect(),
             open: AtomicU32::new(open),
             stop: AtomicU8::new(0),
@@ -436,8 +506,6 @@ impl Future for Batch {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn piece(request: u32, length: u64) -> Piece {
@@ -446,7 +514,7 @@ mod tests {
 
     fn batch(requests: usize, pieces: Vec<Piece>) -> Arc<BatchState> {
         let deadline = Instant::now() + Duration::from_secs(60);
-        Arc::new(BatchState::new(requests, pieces, Vec::new(), Vec::new(), deadline, None))
+        Arc::new(BatchState::new(requests, pieces, Vec::new(), Vec::new(), deadline, Priority::Latency))
     }
 
     #[test]
@@ -532,7 +600,7 @@ mod tests {
         let mut pieces: Vec<_> = (0..10).map(|request| piece(request, 100)).collect();
         pieces[5].direction = Direction::Write;
         let batch = batch(10, pieces);
-        let groups = Group::cut(&batch, 0..10, 3, 250);
+        let groups = Group::cut(&batch, 0..10, 3, 250, 1);
         let shape: Vec<_> = groups.iter().map(|group| (group.first, group.count, group.bytes)).collect();
         assert_eq!(shape, [(0, 2, 200), (2, 2, 200), (4, 1, 100), (5, 1, 100), (6, 2, 200), (8, 2, 200)]);
         for group in groups {

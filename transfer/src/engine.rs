@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -16,15 +16,16 @@ use crate::notify::Notifications;
 use crate::peer::{Peer, Segment};
 use crate::pool::Pool;
 use crate::prober::Prober;
-use crate::rails::{RailIndex, RailStatus};
+use crate::rails::RailStatus;
 use crate::region::{RegionUse, Regions};
+use crate::schedule::Priority;
 use crate::serve::{Context, ServedCounters, Server};
 use crate::settings::Settings;
 use crate::shm::Board;
 use crate::slice::{AccessRights, Direction, PeerId, RegionId, RegionKey, Request, SegmentId, check_range};
 use crate::slots::Slots;
 use crate::stream::{self, ConnectError};
-use crate::transport::TransportKind;
+use crate::transport::{Limits, TransportKind};
 use crate::wire::{self, Greeting, Purpose, SegmentInfo, VERSION};
 
 /// After a region's users were stopped, they get this long to let go of it.
@@ -85,6 +86,8 @@ pub struct BatchOptions {
     pub deadline: Option<Instant>,
     /// Carry it this way or not at all. None: the best way that there is.
     pub transport: Option<TransportKind>,
+    /// What goes first where several batches want the same rails.
+    pub priority: Priority,
     /// Sent to every peer of the batch when all requests have succeeded; the batch ends when it has arrived.
     pub notification: Option<Vec<u8>>,
 }
@@ -127,12 +130,14 @@ impl Engine {
             oldest: VERSION,
             newest: VERSION,
             secret: [0; 32],
+            connection: 0,
         };
         let context = Arc::new(Context {
             settings: Arc::clone(&settings),
             greeting,
             regions: Arc::new(Regions::new(settings.regions)),
             devices: Vec::new(),
+            advertised: OnceLock::new(),
             notifications: Arc::new(Notifications::new(settings.notifications)),
             handler: RwLock::new(None),
             retired: Arc::new(Board::new(settings.regions).map_err(TransferError::system("make the board"))?),
@@ -243,6 +248,9 @@ impl Engine {
         let id = peers.slots.insert_with(|_| Arc::new(peer)).ok_or(TransferError::Full { what: "peers", limit })?;
         // One that was there before keeps its id and its end: its segments say that it restarted.
         peers.by_address.insert(address.to_owned(), PeerId(id));
+        if let Some(peer) = peers.slots.get(id) {
+            self.0.prober.watch(peer);
+        }
         Ok(PeerId(id))
     }
 
@@ -301,7 +309,8 @@ impl Engine {
     pub fn segment(&self, segment: SegmentId) -> Result<(u64, Option<TransportKind>), TransferError> {
         let segments = self.0.segments.read();
         let open = segments.get(segment.0).ok_or(TransferError::UnknownSegment(segment))?;
-        let rail = open.peer.rails.first(None, open, Direction::Read, None);
+        let rails = open.peer.rails.reach(None, open, Direction::Read, None);
+        let rail = open.peer.rails.first(rails);
         Ok((open.info.length, rail.map(|rail| open.peer.rails.kind(rail))))
     }
 
@@ -324,8 +333,8 @@ impl Engine {
         let Prepared { batch, mut posts } = self.0.prepare(requests, options)?;
         let own = posts.pop();
         posts.into_iter().for_each(Post::post);
-        if let Some(Post { peer, rail, groups }) = own {
-            peer.rails.carry(rail, groups, &batch.state);
+        if let Some(Post { peer, groups }) = own {
+            peer.rails.carry(groups, &batch.state);
         }
         Ok(batch.wait())
     }
@@ -452,16 +461,15 @@ struct Prepared {
     posts: Vec<Post>,
 }
 
-/// What one rail is given.
+/// What the rails to one peer are given.
 struct Post {
     peer: Arc<Peer>,
-    rail: RailIndex,
     groups: Vec<Group>,
 }
 
 impl Post {
     fn post(self) {
-        self.peer.rails.post(self.rail, self.groups);
+        self.peer.rails.submit(self.groups);
     }
 }
 
@@ -508,24 +516,23 @@ impl Inner {
             .map(|way| {
                 let start = pieces.len();
                 pieces.extend(way.pieces);
-                (Arc::clone(&segments[way.segment].peer), way.rail, start..pieces.len())
+                (Arc::clone(&segments[way.segment].peer), way.rails, way.limits, start..pieces.len())
             })
             .collect();
         let deadline = options.deadline.unwrap_or_else(|| Instant::now() + self.settings.deadline);
         let peers = if notification.is_some() { distinct_peers(&segments) } else { Vec::new() };
-        let state = Arc::new(BatchState::new(requests.len(), pieces, uses, segments, deadline, options.transport));
+        let state = Arc::new(BatchState::new(requests.len(), pieces, uses, segments, deadline, options.priority));
         let batch = Batch { notification: Arc::default(), state };
         self.enter(&batch.state)?;
         if let Some(notification) = notification {
             self.notify_at_the_end(&batch, peers, notification);
         }
         let mut posts: Vec<Post> = Vec::with_capacity(runs.len());
-        for (peer, rail, run) in runs {
-            let limits = peer.rails.limits(rail);
-            let groups = Group::cut(&batch.state, run, limits.group_pieces, limits.group_bytes);
-            match posts.iter_mut().find(|post| post.rail == rail && Arc::ptr_eq(&post.peer, &peer)) {
+        for (peer, rails, limits, run) in runs {
+            let groups = Group::cut(&batch.state, run, limits.group_pieces, limits.group_bytes, rails);
+            match posts.iter_mut().find(|post| Arc::ptr_eq(&post.peer, &peer)) {
                 Some(post) => post.groups.extend(groups),
-                None => posts.push(Post { peer, rail, groups }),
+                None => posts.push(Post { peer, groups }),
             }
         }
         Ok(Prepared { batch, posts })
@@ -594,13 +601,14 @@ struct Plan<'a> {
     ways: Vec<Way>,
 }
 
-/// What begins on one rail.
+/// What may take the same rails.
 struct Way {
-    rail: RailIndex,
-    piece_bytes: u64,
+    rails: u64,
+    /// Of the rails that it begins with.
+    limits: Limits,
     direction: Direction,
     segment: usize,
-    /// Place of a region that the rail reaches.
+    /// Place of a region that the rails reach.
     region: usize,
     id: SegmentId,
     pieces: Vec<Piece>,
@@ -629,7 +637,7 @@ impl Plan<'_> {
             remote_offset: request.remote.offset,
             length: request.local.length,
         };
-        way.pieces.extend(whole.cut(way.piece_bytes));
+        way.pieces.extend(whole.cut(way.limits.piece_bytes));
         Ok(())
     }
 
@@ -657,7 +665,7 @@ impl Plan<'_> {
         let known = self.ways.iter().rposition(|way| {
             let is_reached = || {
                 let segment = &segments[way.segment];
-                segment.peer.rails.reaches(way.rail, local, segment, direction)
+                segment.peer.rails.reach(Some(local), segment, direction, kind) == way.rails
             };
             way.id == id && way.direction == direction && (way.region == region || is_reached())
         });
@@ -671,12 +679,12 @@ impl Plan<'_> {
         if !(if direction == Direction::Read { rights.remote_read } else { rights.remote_write }) {
             return Err(TransferError::NoRight { request: index });
         }
-        let rail = segment.peer.rails.first(Some(local), &segment, direction, kind);
-        let rail = rail.ok_or(TransferError::NoWay { request: index })?;
-        let piece_bytes = segment.peer.rails.limits(rail).piece_bytes;
+        let rails = segment.peer.rails.reach(Some(local), &segment, direction, kind);
+        let first = segment.peer.rails.first(rails).ok_or(TransferError::NoWay { request: index })?;
+        let limits = segment.peer.rails.limits(first);
         self.segments.push(segment);
         let segment = self.segments.len() - 1;
-        self.ways.push(Way { rail, piece_bytes, direction, segment, region, id, pieces: Vec::new() });
+        self.ways.push(Way { rails, limits, direction, segment, region, id, pieces: Vec::new() });
         Ok(self.ways.len() - 1)
     }
 }

@@ -10,7 +10,8 @@
 //! - Threads block; there is no runtime. A caller that waits drives its connection itself, which is what gives the
 //!   latency of a bare socket. A [`Batch`] is also a future.
 //!
-//! Pure: `wire` (frames), `batch` (what has ended), `rail` (health of a way), `slots`, `region` (who may). At the edge: `lend` and `memory` (all
+//! Pure: `wire` (frames), `batch` (what has ended), `rail` (health of a way), `schedule` (which way),
+//! `slots`, `region` (who may). At the edge: `lend` and `memory` (all
 //! unsafe code), `tcp`, `shm`, `serve`, `control`. The book's page on the engine has the model and the wire format.
 
 mod batch;
@@ -27,6 +28,7 @@ mod prober;
 mod rail;
 mod rails;
 mod region;
+mod schedule;
 mod segment;
 mod serve;
 mod settings;
@@ -44,6 +46,7 @@ pub use error::{Failure, Kind, SliceError, TransferError};
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Reply, Responder};
 pub use rails::RailStatus;
+pub use schedule::Priority;
 pub use segment::{give_segment, map_segment};
 pub use settings::Settings;
 pub use slice::{AccessRights, Direction, PeerId, RegionId, RegionKey, RemoteSlice, Request, SegmentId, Slice};

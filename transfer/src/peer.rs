@@ -1,6 +1,8 @@
 //! A peer: who it is, how it can be asked, and the ways to its memory.
 
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::control::Control;
@@ -13,10 +15,10 @@ use crate::settings::Settings;
 use crate::shm::ShmLink;
 use crate::shm::discover::Neighbour;
 use crate::slice::AccessRights;
-use crate::stream::{ConnectError, connect_tcp, greet};
+use crate::stream::{ConnectError, Stream, connect_tcp, greet};
 use crate::tcp::TcpLink;
 use crate::transport::Link;
-use crate::wire::{Greeting, Kind, Purpose, SegmentInfo, WireError};
+use crate::wire::{self, Greeting, Kind, Purpose, SegmentInfo, WireError};
 
 /// Between two attempts to reach a peer that does not answer yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
@@ -63,7 +65,7 @@ impl Peer {
         };
         // An attempt that the deadline cut short says less than one before it that was refused.
         let mut was_refused = false;
-        let (stream, welcome) = loop {
+        let (stream, welcome): (Stream, Greeting) = loop {
             let attempt = deadline.min(Instant::now() + settings.connect_timeout);
             let connected = connect_tcp(address, attempt, 0)
                 .and_then(|stream| greet(&stream, &greeting, attempt).map(|welcome| (stream, welcome)));
@@ -95,7 +97,12 @@ impl Peer {
             links.push(Arc::new(ShmLink::new(Arc::clone(neighbour), Arc::clone(copiers))));
         }
         let data_greeting = crate::tcp::data_greeting(greeting);
-        links.push(Arc::new(TcpLink::new(address.to_owned(), Arc::clone(settings), data_greeting, welcome.instance)));
+        let tcp = |address: String| -> Arc<dyn Link> {
+            Arc::new(TcpLink::new(address, Arc::clone(settings), data_greeting, welcome.instance))
+        };
+        links.push(tcp(address.to_owned()));
+        let reached = stream.peer_address();
+        let addresses = Arc::new(OnceLock::new());
         let control = {
             let (dial, first) = match &neighbour {
                 Some(neighbour) => {
@@ -105,16 +112,30 @@ impl Peer {
                         Box::new(move |deadline| again.connection(deadline.min(Instant::now() + timeout)));
                     (dial, first)
                 }
-                None => (dial_tcp(address.to_owned(), Arc::clone(settings), greeting, welcome.instance), stream),
+                None => {
+                    let dial = Dialler {
+                        address: address.to_owned(),
+                        others: Arc::clone(&addresses),
+                        settings: Arc::clone(settings),
+                        greeting,
+                        instance: welcome.instance,
+                        turn: AtomicUsize::new(0),
+                    };
+                    let dial: crate::control::Dial = Box::new(move |deadline| dial.dial(deadline));
+                    (dial, stream)
+                }
             };
             Control::new(dial, settings.lanes, settings.messages, first)
         };
+        let others = other_addresses(&control, address, reached, attempt);
+        let unknown = others.iter().cloned().map(tcp).collect();
+        let _ = addresses.set(others);
         Ok(Self {
             address: address.to_owned(),
             greeting: welcome,
             neighbour,
             control,
-            rails: Rails::new(links),
+            rails: Rails::new(links, unknown),
             prober: Arc::clone(prober),
         })
     }
@@ -148,11 +169,59 @@ impl Peer {
     }
 }
 
-fn dial_tcp(address: String, settings: Arc<Settings>, greeting: Greeting, instance: u128) -> crate::control::Dial {
-    Box::new(move |deadline| {
-        let deadline = deadline.min(Instant::now() + settings.connect_timeout);
-        let stream = connect_tcp(&address, deadline, 0)?;
-        let welcome = greet(&stream, &greeting, deadline)?;
-        if welcome.instance == instance { Ok(stream) } else { Err(Failure::Restarted.into()) }
-    })
+/// Where else the peer listens, as it says itself. What can't be reached from here is found out by probes.
+fn other_addresses(control: &Control, address: &str, reached: Option<SocketAddr>, deadline: Instant) -> Vec<String> {
+    let told = control
+        .call(Kind::Where, &[], deadline)
+        .and_then(|body| wire::decode_addresses(&body).map_err(|error| error.failure().into()));
+    let mut others = told.unwrap_or_else(|error| {
+        tracing::info!(address, failure = %error.failure, "peer does not say where it listens: one rail");
+        Vec::new()
+    });
+    let is_remote = reached.is_some_and(|reached| !reached.ip().is_loopback());
+    others.retain(|other| match other.parse::<SocketAddr>() {
+        // A peer's loopback is another engine's here.
+        Ok(other) => Some(other) != reached && !(is_remote && other.ip().is_loopback()),
+        Err(_) => other != address,
+    });
+    others.sort_unstable();
+    others.dedup();
+    others
+}
+
+/// Opens control connections over TCP: to the address that worked last, then to the others.
+struct Dialler {
+    address: String,
+    others: Arc<OnceLock<Vec<String>>>,
+    settings: Arc<Settings>,
+    greeting: Greeting,
+    instance: u128,
+    turn: AtomicUsize,
+}
+
+impl Dialler {
+    fn dial(&self, deadline: Instant) -> Result<Stream, ConnectError> {
+        let others = self.others.get().map_or(&[][..], Vec::as_slice);
+        let (first, count) = (self.turn.load(Ordering::Relaxed), 1 + others.len());
+        let mut last = ConnectError::from(Failure::Unreachable);
+        for step in 0..count {
+            let turn = (first + step) % count;
+            let address = if turn == 0 { &self.address } else { &others[turn - 1] };
+            match self.dial_one(address, deadline) {
+                Ok(stream) => {
+                    self.turn.store(turn, Ordering::Relaxed);
+                    return Ok(stream);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn dial_one(&self, address: &str, deadline: Instant) -> Result<Stream, ConnectError> {
+        let deadline = deadline.min(Instant::now() + self.settings.connect_timeout);
+        let stream = connect_tcp(address, deadline, 0)?;
+        let welcome = greet(&stream, &self.greeting, deadline)?;
+        if welcome.instance == self.instance { Ok(stream) } else { Err(Failure::Restarted.into()) }
+    }
 }

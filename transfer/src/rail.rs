@@ -30,6 +30,11 @@ pub(crate) struct Health {
 }
 
 impl Health {
+    /// A rail of which nobody knows yet whether it works: to be probed before it is used.
+    pub(crate) fn unknown(now: Instant) -> Self {
+        Self { rests_until: Some(now), ..Self::default() }
+    }
+
     /// Whether groups should take it.
     pub(crate) fn is_healthy(&self) -> bool {
         self.rests_until.is_none()
@@ -66,7 +71,8 @@ impl Health {
         self.rests_until.is_some() && !self.is_over()
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether it leads to another engine, or to none any more.
+    pub(crate) fn is_over(&self) -> bool {
         matches!(self.failure, Some(Failure::Restarted | Failure::Closed))
     }
 
@@ -120,5 +126,16 @@ mod tests {
         let mut health = Health::default();
         health.failed(Failure::Restarted, Instant::now());
         assert_eq!((health.is_healthy(), health.probe_at(), health.is_watched()), (false, None, false));
+    }
+
+    #[test]
+    fn an_unknown_rail_is_probed_at_once_and_used_after() {
+        let now = Instant::now();
+        let mut health = Health::unknown(now);
+        assert!(!health.is_healthy());
+        assert_eq!(health.probe_at(), Some(now));
+        health.probe_begun();
+        health.succeeded();
+        assert!(health.is_healthy());
     }
 }

@@ -9,6 +9,9 @@ use crate::error::TransferError;
 pub struct Settings {
     /// Addresses to listen on, `host:port`; port 0 picks one. None: peers can't reach this engine. Default: none.
     pub listen: Vec<String>,
+    /// Addresses that peers are told of, `host:port`: each is a rail to this engine. Default: those it listens on, without
+    /// those that stand for all addresses of the host.
+    pub advertise: Vec<String>,
     /// Proof that peers must bring, and that this engine brings: 32 bytes, for example a SHA-256 of the cluster's
     /// secret. It crosses the network as it is. Default: none.
     pub secret: Option<[u8; 32]>,
@@ -51,6 +54,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
+            advertise: Vec::new(),
             secret: None,
             same_host: true,
             lanes: 4,

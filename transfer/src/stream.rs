@@ -45,6 +45,14 @@ impl Stream {
         socket.set_write_timeout(Some(send.max(Duration::from_millis(1))))
     }
 
+    /// Whom a TCP connection reached.
+    pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().ok(),
+            Self::Unix(_) => None,
+        }
+    }
+
     /// Ends it for both sides; whoever waits in it returns.
     pub(crate) fn shutdown(&self) {
         // Fails only if the peer ended it first.

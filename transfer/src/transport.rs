@@ -10,7 +10,12 @@
 //!   [`Group::finish_each`]), and with the stop reason of a batch that was stopped;
 //! - it *hands it back* ([`Group::hand_back`]) because the way is bad: at submit, at completion, or because the group is
 //!   overdue. From there it goes to another rail, or ends. What is handed back must be done for: **no byte of it may
-//!   arrive any more**, in the memory here (reads) or there (writes), by the time that another rail takes it.
+//!   arrive any more**, in the memory here (reads) or there (writes), by the time that another rail takes it. A link that
+//!   can't promise that of a write says which connection the peer has to end first ([`Group::fence`]); only TCP takes
+//!   such a group.
+//!
+//! While a link holds groups it looks at them once a tick: whether their batch was stopped, whether they are overdue
+//! ([`Group::is_overdue`]: one that is should be handed back, if that is cheap), and [`Group::look_around`].
 //!
 //! Memory that a transport has to know beforehand is registered with a [`Device`], for as long as its region lives.
 
@@ -52,6 +57,11 @@ pub(crate) trait Link: Send + Sync {
 
     /// What tells it from others of its kind: an address, a pair of devices.
     fn name(&self) -> &str;
+
+    /// Bytes per second that it should move, if that is known; else it is learned.
+    fn bandwidth(&self) -> Option<f64> {
+        None
+    }
 
     /// How it likes its groups.
     fn limits(&self) -> Limits;

@@ -21,6 +21,10 @@ pub(crate) const OPENING_BYTES: usize = HEADER_BYTES + ITEM_BYTES;
 pub(crate) const GREETING_BYTES: usize = 96;
 /// Bytes of SEGMENT after the header.
 pub(crate) const SEGMENT_BYTES: usize = 40;
+/// Bytes of FENCE after the header: as many as an item, because every frame of a data connection has at least one.
+pub(crate) const FENCE_BYTES: usize = ITEM_BYTES;
+/// Most bytes of HERE after the header.
+pub(crate) const ADDRESSES_BYTES_MAX: usize = 64 << 10;
 /// Most items in a frame.
 pub(crate) const ITEMS_MAX: usize = 512;
 /// Most data bytes in a READ or WRITE: 1 GiB.
@@ -68,10 +72,16 @@ pub(crate) enum Kind {
     Ping = 16,
     /// Answer to PING.
     Pong = 17,
+    /// End that connection of mine before you serve what follows.
+    Fence = 18,
+    /// Where do you listen?
+    Where = 19,
+    /// Answer to WHERE.
+    Here = 20,
 }
 
 impl Kind {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 20] = [
         Self::Hello,
         Self::Welcome,
         Self::Error,
@@ -89,6 +99,9 @@ impl Kind {
         Self::Noted,
         Self::Ping,
         Self::Pong,
+        Self::Fence,
+        Self::Where,
+        Self::Here,
     ];
 }
 
@@ -174,7 +187,9 @@ impl Header {
             Kind::Map => ITEM_BYTES as u64,
             Kind::Segment | Kind::Mapped => SEGMENT_BYTES as u64,
             Kind::Message | Kind::Reply | Kind::Notify => MESSAGE_MAX as u64,
-            Kind::Error | Kind::Written | Kind::Noted | Kind::Ping | Kind::Pong => 0,
+            Kind::Fence => FENCE_BYTES as u64,
+            Kind::Here => ADDRESSES_BYTES_MAX as u64,
+            Kind::Error | Kind::Written | Kind::Noted | Kind::Ping | Kind::Pong | Kind::Where => 0,
         };
         let items = usize::from(self.count);
         let has_items = matches!(self.kind, Kind::Read | Kind::Write);
@@ -241,6 +256,8 @@ pub(crate) struct Greeting {
     pub(crate) newest: u8,
     /// HELLO: proof of the secret; zeros if there is none.
     pub(crate) secret: [u8; 32],
+    /// WELCOME: what this connection is called in a FENCE. HELLO: 0.
+    pub(crate) connection: u64,
 }
 
 impl Greeting {
@@ -252,6 +269,7 @@ impl Greeting {
         out.extend(self.socket_token.to_le_bytes());
         out.extend([self.purpose as u8, self.oldest, self.newest]);
         out.extend(self.secret);
+        out.extend(self.connection.to_le_bytes());
         out.resize(HEADER_BYTES + GREETING_BYTES, 0);
         out
     }
@@ -273,6 +291,7 @@ impl Greeting {
             oldest: bytes[49],
             newest: bytes[50],
             secret,
+            connection: u64_at(bytes, 83),
         })
     }
 }
@@ -304,6 +323,44 @@ impl SegmentInfo {
             rights: AccessRights { remote_read: bytes[32] & 1 != 0, remote_write: bytes[32] & 2 != 0 },
         })
     }
+}
+
+/// FENCE: the number of a connection, and zeros.
+pub(crate) fn encode_fence(out: &mut Vec<u8>, connection: u64) {
+    Header { length: FENCE_BYTES as u64, ..Header::new(Kind::Fence, 0) }.encode(out);
+    out.extend(connection.to_le_bytes());
+    out.extend([0; FENCE_BYTES - 8]);
+}
+
+/// Decodes what follows the header of a FENCE.
+pub(crate) fn decode_fence(bytes: &[u8]) -> Result<u64, Failure> {
+    bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or(Failure::Protocol)
+}
+
+/// HERE: addresses, each a byte of length and that many bytes of UTF-8.
+pub(crate) fn encode_addresses(addresses: &[String]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for address in addresses {
+        if let Ok(length) = u8::try_from(address.len())
+            && out.len() + 1 + address.len() <= ADDRESSES_BYTES_MAX
+        {
+            out.push(length);
+            out.extend_from_slice(address.as_bytes());
+        }
+    }
+    out
+}
+
+/// Decodes HERE.
+pub(crate) fn decode_addresses(mut bytes: &[u8]) -> Result<Vec<String>, WireError> {
+    let mut addresses = Vec::new();
+    while let Some((length, rest)) = bytes.split_first() {
+        let (address, rest) = rest.split_at_checked(usize::from(*length)).ok_or(WireError::OutOfBounds)?;
+        let address = std::str::from_utf8(address).map_err(|_| WireError::OutOfBounds)?;
+        addresses.push(address.to_owned());
+        bytes = rest;
+    }
+    Ok(addresses)
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -385,6 +442,7 @@ mod tests {
         fn hostile_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = Header::decode(&bytes);
             let _ = SegmentInfo::decode(&bytes);
+            let _ = decode_addresses(&bytes);
             if let Some(greeting) = bytes.first_chunk() {
                 let _ = Greeting::decode(greeting);
             }
@@ -394,6 +452,7 @@ mod tests {
         fn greetings_and_items_come_back(a: u128, b: u128, c: u128, secret: [u8; 32], x: u64, y: u64, z: u64) {
             let greeting = Greeting {
                 instance: a, boot_id: b, socket_token: c, purpose: Purpose::Control, oldest: 1, newest: 7, secret,
+                connection: y,
             };
             let bytes = greeting.encode(Kind::Hello);
             let header = Header::decode(&bytes).expect("a header");
@@ -412,6 +471,11 @@ mod tests {
             let mut segment = Vec::new();
             info.encode(&mut segment);
             prop_assert_eq!(SegmentInfo::decode(&segment), Ok(info));
+        }
+
+        #[test]
+        fn addresses_come_back(addresses in proptest::collection::vec("[a-z0-9.:]{0,40}", 0..20)) {
+            prop_assert_eq!(decode_addresses(&encode_addresses(&addresses)), Ok(addresses));
         }
     }
 }

@@ -438,6 +438,7 @@ fn answer_kind(kind: Kind) -> Kind {
         Kind::Open => Kind::Segment,
         Kind::Message => Kind::Reply,
         Kind::Notify => Kind::Noted,
+        Kind::Where => Kind::Here,
         _ => Kind::Pong,
     }
 }

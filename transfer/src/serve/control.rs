@@ -133,6 +133,10 @@ fn handle(context: &Arc<Context>, replies: &Arc<Replies>, header: &Header, body:
                 None => push_failure(replies, Kind::Segment, id, Failure::NoRegion),
             }
         }
+        Kind::Where => {
+            let body = wire::encode_addresses(context.advertised.get().map_or(&[], Vec::as_slice));
+            replies.push(&Header { length: body.len() as u64, ..Header::new(Kind::Here, id) }, &body);
+        }
         Kind::Map => match map(context, replies, id, body) {
             Ok(()) => {}
             Err(failure) => push_failure(replies, Kind::Mapped, id, failure),

@@ -3,18 +3,21 @@
 //! Each item is checked by key, right and bounds before a byte moves; the regions stay in use until the frame is done.
 //! Items that are refused cost the others nothing: their status says why, and their bytes are left out (READ) or
 //! received into the sink (WRITE).
+//!
+//! A FENCE names another connection of the same engine: it is ended before anything that follows is served, so that
+//! bytes that it still holds can't arrive after bytes that replace them.
 
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Connection, Context};
+use super::{Connection, Context, Registry, fence};
 use crate::error::Failure;
 use crate::lend::{Lending, Wait};
 use crate::region::{RegionUse, RemoteAccess};
 use crate::slice::Direction;
-use crate::wire::{self, HEADER_BYTES, Header, ITEM_BYTES, Kind, OPENING_BYTES, SOME_FAILED, WireError};
+use crate::wire::{self, FENCE_BYTES, HEADER_BYTES, Header, ITEM_BYTES, Kind, OPENING_BYTES, SOME_FAILED, WireError};
 
 /// An item and, if it is admitted, the place of its region's use.
 type Item = (RemoteAccess, Result<usize, Failure>);
@@ -28,7 +31,7 @@ struct Served {
     uses: Vec<RegionUse>,
 }
 
-pub(super) fn serve(context: &Context, connection: &Arc<Connection>) -> Result<(), Failure> {
+pub(super) fn serve(context: &Context, connections: &Registry, connection: &Arc<Connection>) -> Result<(), Failure> {
     let mut served = Served::default();
     loop {
         served.receipt.begin_receipt(OPENING_BYTES);
@@ -39,6 +42,11 @@ pub(super) fn serve(context: &Context, connection: &Arc<Connection>) -> Result<(
         let direction = match header.kind {
             Kind::Read => Direction::Read,
             Kind::Write => Direction::Write,
+            Kind::Fence if header.length == FENCE_BYTES as u64 => {
+                let body = &served.receipt.control()[HEADER_BYTES..];
+                fence(connections, connection, wire::decode_fence(body)?)?;
+                continue;
+            }
             _ => return Err(Failure::Protocol),
         };
         served.items.clear();

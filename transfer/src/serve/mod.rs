@@ -11,11 +11,11 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 pub(crate) use self::control::Replies;
@@ -35,6 +35,9 @@ const BACKLOG: i32 = 1024;
 /// A peer that stops in the middle of a frame, or takes no byte of an answer, for this long loses its connection.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A connection that was shut down is let go of by its thread at once, unless that is kept from running.
+const FENCE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// What serving needs of the engine.
 pub(crate) struct Context {
     pub(crate) settings: Arc<Settings>,
@@ -45,6 +48,8 @@ pub(crate) struct Context {
     pub(crate) notifications: Arc<Notifications>,
     pub(crate) handler: parking_lot::RwLock<Option<Arc<dyn Handler>>>,
     pub(crate) retired: Arc<crate::shm::Board>,
+    /// Where peers may connect; set once it is known.
+    pub(crate) advertised: OnceLock<Vec<String>>,
     pub(crate) served: ServedCounters,
 }
 
@@ -56,10 +61,13 @@ pub(crate) struct ServedCounters {
     pub(crate) refused_requests: AtomicU64,
 }
 
+/// Connections by their number; numbers are never used again.
+type Registry = Arc<Mutex<Slots<Arc<Connection>>>>;
+
 /// Listeners and connections of an engine.
 pub(crate) struct Server {
     context: Arc<Context>,
-    connections: Arc<Mutex<Slots<Arc<Connection>>>>,
+    connections: Registry,
     stopping: Arc<AtomicBool>,
     listeners: Mutex<Vec<(Stop, std::thread::JoinHandle<()>)>>,
     addresses: Vec<SocketAddr>,
@@ -71,6 +79,10 @@ struct Stop(Socket);
 /// One connection being served.
 pub(crate) struct Connection {
     stream: Stream,
+    /// Instance of the engine that greeted.
+    owner: OnceLock<u128>,
+    is_over: Mutex<bool>,
+    became_over: Condvar,
     /// Regions that the frame being served uses.
     busy_with: Mutex<Vec<RegionId>>,
 }
@@ -86,9 +98,16 @@ impl Server {
             addresses: Vec::new(),
             context,
         };
-        for address in &server.context.settings.listen.clone() {
-            let listener = bind(address, server.context.settings.socket_buffer_bytes)?;
+        let settings = Arc::clone(&server.context.settings);
+        let mut listeners = Vec::new();
+        for address in &settings.listen {
+            let listener = bind(address, settings.socket_buffer_bytes)?;
             server.addresses.push(listener.local_addr().map_err(TransferError::system("ask for the address"))?);
+            listeners.push(listener);
+        }
+        // Before anybody is accepted who could ask.
+        let _ = server.context.advertised.set(advertised(&settings, &server.addresses));
+        for listener in listeners {
             let stop = Stop(SockRef::from(&listener).try_clone().map_err(TransferError::system("clone the listener"))?);
             server.spawn(stop, move || {
                 let (stream, _) = listener.accept()?;
@@ -152,6 +171,14 @@ impl Server {
     }
 }
 
+/// What peers are told: what the settings say, else what is listened on, unless that stands for all addresses.
+fn advertised(settings: &Settings, addresses: &[SocketAddr]) -> Vec<String> {
+    if !settings.advertise.is_empty() {
+        return settings.advertise.clone();
+    }
+    addresses.iter().filter(|address| !address.ip().is_unspecified()).map(SocketAddr::to_string).collect()
+}
+
 fn bind(address: &str, buffer_bytes: usize) -> Result<TcpListener, TransferError> {
     use std::net::ToSocketAddrs;
     let wrong = || TransferError::Address { address: address.to_owned() };
@@ -170,7 +197,7 @@ fn bind(address: &str, buffer_bytes: usize) -> Result<TcpListener, TransferError
 
 fn accept_all(
     context: &Arc<Context>,
-    connections: &Arc<Mutex<Slots<Arc<Connection>>>>,
+    connections: &Registry,
     stopping: &AtomicBool,
     accept: &dyn Fn() -> io::Result<Stream>,
 ) {
@@ -191,19 +218,21 @@ fn accept_all(
     }
 }
 
-fn start_serving(context: &Arc<Context>, connections: &Arc<Mutex<Slots<Arc<Connection>>>>, stream: Stream) {
-    let connection = Arc::new(Connection { stream, busy_with: Mutex::default() });
+fn start_serving(context: &Arc<Context>, connections: &Registry, stream: Stream) {
+    let connection = Arc::new(Connection::new(stream));
     let Some(slot) = connections.lock().insert_with(|_| Arc::clone(&connection)) else {
         return refuse(&connection.stream, Failure::Overloaded);
     };
     let (context, registry) = (Arc::clone(context), Arc::clone(connections));
     let served = Arc::clone(&connection);
     let spawned = std::thread::Builder::new().name("tidepool-serve".into()).spawn(move || {
-        if let Err(failure) = serve(&context, &served) {
+        if let Err(failure) = serve(&context, &registry, &served, slot) {
             tracing::debug!(%failure, "connection ended");
         }
         served.stream.shutdown();
         registry.lock().remove(slot);
+        *served.is_over.lock() = true;
+        served.became_over.notify_all();
     });
     if let Err(error) = spawned {
         tracing::warn!(%error, "no thread for a connection");
@@ -222,10 +251,17 @@ fn refuse(stream: &Stream, failure: Failure) {
 }
 
 /// Greets, then serves until the peer ends the connection or breaks the protocol.
-fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Result<(), Failure> {
-    let purpose = welcome(context, &connection.stream).inspect_err(|failure| refuse(&connection.stream, *failure))?;
-    let served = match purpose {
-        Purpose::Data => data::serve(context, connection),
+fn serve(
+    context: &Arc<Context>,
+    connections: &Registry,
+    connection: &Arc<Connection>,
+    number: u64,
+) -> Result<(), Failure> {
+    let hello = welcome(context, &connection.stream, number);
+    let hello = hello.inspect_err(|failure| refuse(&connection.stream, *failure))?;
+    let _ = connection.owner.set(hello.instance);
+    let served = match hello.purpose {
+        Purpose::Data => data::serve(context, connections, connection),
         Purpose::Control => control::serve(context, connection),
     };
     if let Err(failure @ (Failure::Protocol | Failure::Version)) = served {
@@ -234,7 +270,7 @@ fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Result<(), Fai
     served
 }
 
-fn welcome(context: &Context, stream: &Stream) -> Result<Purpose, Failure> {
+fn welcome(context: &Context, stream: &Stream, number: u64) -> Result<Greeting, Failure> {
     let timeout = context.settings.connect_timeout;
     stream.set_timeouts(timeout, timeout).map_err(|_| Failure::System)?;
     let mut bytes = [0; HEADER_BYTES];
@@ -252,10 +288,44 @@ fn welcome(context: &Context, stream: &Stream) -> Result<Purpose, Failure> {
     if !is_equal(&context.settings.secret.unwrap_or_default(), &hello.secret) {
         return Err(Failure::Unauthorized);
     }
-    let welcome = Greeting { purpose: hello.purpose, ..context.greeting };
+    let welcome = Greeting { purpose: hello.purpose, connection: number, ..context.greeting };
     (&mut &*stream).write_all(&welcome.encode(Kind::Welcome)).map_err(|_| Failure::ConnectionLost)?;
     stream.set_timeouts(STALL_TIMEOUT, STALL_TIMEOUT).map_err(|_| Failure::System)?;
-    Ok(hello.purpose)
+    Ok(hello)
+}
+
+impl Connection {
+    fn new(stream: Stream) -> Self {
+        Self {
+            stream,
+            owner: OnceLock::new(),
+            is_over: Mutex::new(false),
+            became_over: Condvar::new(),
+            busy_with: Mutex::default(),
+        }
+    }
+
+    /// Ends it, and returns when nothing of it can touch memory any more; `false` if that takes too long.
+    fn end(&self) -> bool {
+        self.stream.shutdown();
+        let until = Instant::now() + FENCE_TIMEOUT;
+        let mut is_over = self.is_over.lock();
+        while !*is_over {
+            if self.became_over.wait_until(&mut is_over, until).timed_out() {
+                return *is_over;
+            }
+        }
+        true
+    }
+}
+
+/// Ends connection `number`, if the engine that `own` belongs to opened it. One that is gone is at its end already.
+fn fence(connections: &Registry, own: &Arc<Connection>, number: u64) -> Result<(), Failure> {
+    let Some(fenced) = connections.lock().get(number).map(Arc::clone) else { return Ok(()) };
+    if Arc::ptr_eq(&fenced, own) || fenced.owner.get() != own.owner.get() {
+        return Err(Failure::Protocol);
+    }
+    if fenced.end() { Ok(()) } else { Err(Failure::System) }
 }
 
 /// Compares in time that does not depend on where they differ.

@@ -16,19 +16,25 @@
 //! sink; a WRITE whose bytes have left only in part can't be completed without the caller's memory, so the connection
 //! is given up.
 //!
+//! A group with which another rail would be quicker costs the connection too: what was asked for and is not wanted any
+//! more would have to be received first. Its answer can't arrive after that, because nobody receives it. Of a write, bytes
+//! that left may still be taken by the peer; so every write that was on a lost connection carries the connection's number,
+//! and the frame that repeats it follows a FENCE, at which the peer ends that connection before it goes on.
+//!
 //! Invariants: answers come in the order of `awaiting`; `in_flight` = bytes of the groups in it.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::link::Shared;
+use super::link::{Connected, Shared};
 use crate::batch::Group;
 use crate::error::Failure;
 use crate::lend::{Lending, Wait, poll};
+use crate::rails::Trouble;
 use crate::slice::Direction;
 use crate::stream::{ConnectError, Stream, TICK};
 use crate::wire::{self, HEADER_BYTES, Header, Kind, SOME_FAILED};
@@ -36,6 +42,9 @@ use crate::wire::{self, HEADER_BYTES, Header, Kind, SOME_FAILED};
 /// Most groups on their way: their frames fit in any socket buffer, so that a peer that only answers is never waited for
 /// while it waits for us.
 const GROUPS_MAX: usize = 16;
+
+/// A connection that moved no byte for this long, with a group on it that is overdue, is silent rather than slow.
+const SILENT_AFTER: Duration = Duration::from_millis(10);
 
 /// Where a lane's groups come from.
 pub(crate) trait Source {
@@ -80,6 +89,8 @@ enum Part {
 #[derive(Default)]
 pub(crate) struct Lane {
     stream: Option<Stream>,
+    /// What the peer calls the connection.
+    number: u64,
     outgoing: Lending,
     /// First id in `outgoing`, while bytes of it are left.
     unsent_from: u64,
@@ -96,6 +107,8 @@ pub(crate) struct Lane {
     /// Not before this is another connection tried, and why.
     rests_until: Option<(Instant, Failure)>,
     failures_in_a_row: u32,
+    /// Whether a group on it can become overdue: then nothing blocks for a tick.
+    is_watched: bool,
 }
 
 impl Lane {
@@ -112,18 +125,18 @@ impl Lane {
     /// Drives it until it is idle and the source is empty, or the source says that its driver may leave.
     pub(crate) fn run(&mut self, shared: &Shared, source: &mut dyn Source) {
         while !source.is_done() {
-            if let Err(failure) = self.advance(shared, source) {
-                self.fail(failure, shared);
+            if let Err(trouble) = self.advance(shared, source) {
+                self.fail(trouble, shared);
             } else if self.is_idle() {
                 return;
             }
             if shared.is_closed() {
-                self.fail(Failure::Closed, shared);
+                self.fail(Failure::Closed.into(), shared);
             }
         }
     }
 
-    fn advance(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Failure> {
+    fn advance(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Trouble> {
         while self.outgoing.left() == 0 && self.fill(shared, source) {
             self.send()?;
         }
@@ -142,11 +155,13 @@ impl Lane {
                 group.finish(Err(reason));
                 continue;
             }
-            if let Err(failure) = self.connected(shared, &group, now) {
-                group.hand_back(failure);
+            if let Err(trouble) = self.connected(shared, &group, now) {
+                group.hand_back_for(trouble);
+                shared.hand_back_queued();
                 continue;
             }
             let is_write = group.direction == Direction::Write;
+            self.is_watched |= group.overdue_at().is_some();
             frames.push(self.await_answer(group, now));
             if is_write {
                 break;
@@ -177,9 +192,9 @@ impl Lane {
     }
 
     /// Connects if there is no connection; a failed attempt lets the lane rest, longer each time.
-    fn connected(&mut self, shared: &Shared, group: &Group, now: Instant) -> Result<(), Failure> {
+    fn connected(&mut self, shared: &Shared, group: &Group, now: Instant) -> Result<(), Trouble> {
         if shared.is_closed() {
-            return Err(Failure::Closed);
+            return Err(Failure::Closed.into());
         }
         if self.stream.is_some() {
             return Ok(());
@@ -187,19 +202,26 @@ impl Lane {
         if let Some((until, failure)) = self.rests_until
             && now < until
         {
-            return Err(failure);
+            return Err(failure.into());
         }
         let deadline = group.batch.deadline.min(now + shared.settings.connect_timeout);
+        // Where another rail is there, a connection may take no longer than the group would.
+        let patience = group.patience().map(|patience| patience.max(now + shared.usual_connect() * 4));
+        let deadline = patience.map_or(deadline, |patience| deadline.min(patience));
         match shared.connect(deadline) {
-            Ok(stream) => {
+            Ok(Connected { stream, number }) => {
                 self.stream = Some(stream);
+                self.number = number;
                 self.rests_until = None;
                 Ok(())
             }
             Err(ConnectError { failure, source }) => {
                 tracing::debug!(peer = shared.address, %failure, error = ?source, "no connection");
+                if patience.is_some_and(|patience| Instant::now() >= patience) {
+                    return Err(Trouble::Overdue { is_silent: false });
+                }
                 self.rest(failure);
-                Err(failure)
+                Err(failure.into())
             }
         }
     }
@@ -209,12 +231,12 @@ impl Lane {
         self.rests_until = Some((Instant::now() + rest_duration(self.failures_in_a_row), failure));
     }
 
-    fn send(&mut self) -> Result<(), Failure> {
-        let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost) };
+    fn send(&mut self) -> Result<(), Trouble> {
+        let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost.into()) };
         // Answers to writes are few bytes: a peer that owes nothing else never waits for us to take them, so that we may
         // wait for it.
         let only_writes = self.awaiting.iter().all(|awaited| awaited.direction == Direction::Write);
-        let wait = if only_writes { Wait::Some } else { Wait::No };
+        let wait = if only_writes && !self.is_watched { Wait::Some } else { Wait::No };
         let begun = Instant::now();
         while self.outgoing.left() > 0 {
             match self.outgoing.send(stream.as_fd(), wait) {
@@ -227,7 +249,7 @@ impl Lane {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return Err(Failure::ConnectionLost),
+                Err(_) => return Err(Failure::ConnectionLost.into()),
             }
         }
         self.outgoing.clear();
@@ -235,16 +257,20 @@ impl Lane {
     }
 
     /// Waits until something can be sent or received, at most a tick, and does it.
-    fn wait(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Failure> {
+    fn wait(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Trouble> {
         let now = Instant::now();
         // A peer that moves a byte now and then may not keep us from looking.
         if self.looked_at.is_none_or(|looked| now.saturating_duration_since(looked) >= TICK) {
             self.look_around(shared, source)?;
         }
-        let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost) };
-        let deadlines = self.awaiting.iter().filter_map(|awaited| awaited.group.as_ref());
-        let until_deadline =
-            deadlines.map(|group| group.batch.deadline.saturating_duration_since(now)).min().unwrap_or(TICK);
+        let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost.into()) };
+        let groups = self.awaiting.iter().filter_map(|awaited| awaited.group.as_ref());
+        let first =
+            groups.map(|group| group.overdue_at().map_or(group.batch.deadline, |at| at.min(group.batch.deadline)));
+        let until_deadline = first.min().map_or(TICK, |first| first.saturating_duration_since(now));
+        if until_deadline.is_zero() {
+            return self.look_around(shared, source);
+        }
         if self.outgoing.left() > 0 {
             let events = poll(stream.as_fd(), PollFlags::IN | PollFlags::OUT, until_deadline.min(TICK));
             let events = events.map_err(|_| Failure::System)?;
@@ -266,17 +292,18 @@ impl Lane {
     }
 
     /// Stops what has to stop, and notices a silent peer.
-    fn look_around(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Failure> {
+    fn look_around(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Trouble> {
         let now = Instant::now();
         self.looked_at = Some(now);
         source.purge(now);
+        self.look_for_overdue(now)?;
         let is_unsent = |id: u64, left: u64, unsent_from: u64| left > 0 && id >= unsent_from;
         for index in 0..self.awaiting.len() {
             let awaited = &mut self.awaiting[index];
             let Some(reason) = awaited.group.as_ref().and_then(|group| group.batch.stop_reason(now)) else { continue };
             if awaited.direction == Direction::Write && is_unsent(awaited.id, self.outgoing.left(), self.unsent_from) {
                 // Its bytes can't be taken back, and the rest of them may not be read from the caller's memory.
-                return Err(reason);
+                return Err(if reason == Failure::Closed { reason.into() } else { Trouble::Innocent });
             }
             if index == 0 {
                 self.incoming.let_go();
@@ -286,24 +313,41 @@ impl Lane {
             }
         }
         let silent_for = self.moved_at.map_or_else(Default::default, |moved| now.saturating_duration_since(moved));
-        if silent_for >= shared.settings.silence_timeout { Err(Failure::Silent) } else { Ok(()) }
+        if silent_for >= shared.settings.silence_timeout { Err(Failure::Silent.into()) } else { Ok(()) }
     }
 
-    fn receive(&mut self, shared: &Shared, source: &mut dyn Source, wait: Wait) -> Result<(), Failure> {
+    /// Gives the connection up if it carries a group with which another rail would be quicker: only so is the group done
+    /// for here, and what else would have to be received for nothing is not sent. The others on it are innocent.
+    fn look_for_overdue(&mut self, now: Instant) -> Result<(), Trouble> {
+        if !self.is_watched {
+            return Ok(());
+        }
+        if let Some(group) = self.awaiting.iter().find_map(|awaited| awaited.group.as_ref()) {
+            group.look_around(now);
+        }
+        let mut groups = self.awaiting.iter_mut().filter_map(|awaited| awaited.group.as_mut());
+        if !groups.any(|group| group.is_overdue(now)) {
+            return Ok(());
+        }
+        let silent_for = self.moved_at.map_or_else(Default::default, |moved| now.saturating_duration_since(moved));
+        Err(Trouble::Overdue { is_silent: silent_for >= SILENT_AFTER })
+    }
+
+    fn receive(&mut self, shared: &Shared, source: &mut dyn Source, wait: Wait) -> Result<(), Trouble> {
         if self.part.is_none() {
             self.open_answer();
         }
         if self.stash.is_empty() {
-            let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost) };
+            let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost.into()) };
             match self.incoming.receive(stream.as_fd(), wait) {
                 Ok(0) => {}
                 Ok(_) => self.moved_at = Some(Instant::now()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.look_around(shared, source),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-                Err(_) => return Err(Failure::ConnectionLost),
+                Err(_) => return Err(Failure::ConnectionLost.into()),
             }
         }
-        self.interpret()
+        Ok(self.interpret()?)
     }
 
     /// Begins the receipt of the first awaited answer.
@@ -400,6 +444,7 @@ impl Lane {
         self.part = None;
         self.incoming.clear();
         self.failures_in_a_row = 0;
+        self.is_watched &= self.awaiting.len() > 1;
         let Some(front) = self.awaiting.pop_front() else { return };
         self.in_flight -= front.bytes;
         let Some(group) = front.group else { return };
@@ -411,7 +456,7 @@ impl Lane {
     }
 
     /// Gives the connection up: what it carried is tried again, or ends with the failure.
-    fn fail(&mut self, failure: Failure, shared: &Shared) {
+    fn fail(&mut self, trouble: Trouble, shared: &Shared) {
         if let Some(stream) = self.stream.take() {
             stream.shutdown();
         }
@@ -420,8 +465,11 @@ impl Lane {
         self.stash.clear();
         self.part = None;
         self.in_flight = 0;
-        if !matches!(failure, Failure::Cancelled | Failure::DeadlinePassed | Failure::Closed) {
-            tracing::debug!(peer = shared.address, %failure, groups = self.awaiting.len(), "lane failed");
+        self.is_watched = false;
+        tracing::debug!(peer = shared.address, ?trouble, groups = self.awaiting.len(), "lane failed");
+        if let Trouble::Failed(failure) = trouble
+            && failure != Failure::Closed
+        {
             // A lost connection is replaced at once the first time: an idle one may have died long ago.
             if failure != Failure::ConnectionLost || self.failures_in_a_row > 0 {
                 self.rest(failure);
@@ -429,21 +477,31 @@ impl Lane {
                 self.failures_in_a_row = 1;
             }
         }
+        let now = Instant::now();
         for awaited in self.awaiting.drain(..) {
-            if let Some(group) = awaited.group {
-                group.hand_back(failure);
-            }
+            let Some(mut group) = awaited.group else { continue };
+            group.fence(self.number);
+            let is_late = group.overdue_at().is_some_and(|overdue| overdue <= now);
+            group.hand_back_for(if matches!(trouble, Trouble::Overdue { .. }) && !is_late {
+                Trouble::Innocent
+            } else {
+                trouble
+            });
+        }
+        if matches!(trouble, Trouble::Failed(_) | Trouble::Overdue { is_silent: true }) {
+            shared.hand_back_queued();
         }
     }
 }
 
 /// How long a lane rests after so many failures in a row: 50 ms, doubling, at most 5 s.
-fn rest_duration(failures: u32) -> std::time::Duration {
+fn rest_duration(failures: u32) -> Duration {
     TICK * (1 << failures.saturating_sub(1).min(7)).min(100)
 }
 
 fn encode_frame(out: &mut Vec<u8>, awaited: &Awaited) {
     let Some(group) = &awaited.group else { return };
+    group.fences.iter().for_each(|connection| wire::encode_fence(out, *connection));
     let kind = if awaited.direction == Direction::Read { Kind::Read } else { Kind::Write };
     Header { kind, count: awaited.count, id: awaited.id, length: awaited.bytes, status: 0 }.encode(out);
     for piece in group.pieces() {
@@ -464,8 +522,6 @@ fn lend(lending: &mut Lending, group: &Group, wanted: impl Fn(usize) -> bool) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

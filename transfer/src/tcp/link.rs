@@ -5,7 +5,7 @@
 //! while. A lane that its driver left before it was idle is finished by a worker too.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,9 @@ use super::lane::{Lane, Source};
 use crate::batch::{BatchState, Group};
 use crate::error::Failure;
 use crate::peer::Segment;
+use crate::rails::Trouble;
 use crate::region::Region;
+use crate::schedule::Priority;
 use crate::settings::Settings;
 use crate::slice::Direction;
 use crate::stream::{ConnectError, Stream, TICK, connect_tcp, greet};
@@ -39,12 +41,22 @@ pub(crate) struct Shared {
     instance: u128,
     queue: Mutex<Queue>,
     work: Condvar,
+    /// A connection that a probe made, for the first lane that needs one.
+    spare: Mutex<Option<Connected>>,
+    connect_micros: AtomicU64,
     closed: AtomicBool,
+}
+
+/// A data connection to the peer, and what the peer calls it.
+pub(crate) struct Connected {
+    pub(crate) stream: Stream,
+    pub(crate) number: u64,
 }
 
 #[derive(Default)]
 struct Queue {
-    groups: VecDeque<Group>,
+    latency: VecDeque<Group>,
+    bulk: VecDeque<Group>,
     bytes: u64,
     /// Lanes that were left busy.
     orphans: usize,
@@ -53,11 +65,25 @@ struct Queue {
 }
 
 impl Shared {
-    /// Opens a data connection to the peer.
-    pub(crate) fn connect(&self, deadline: Instant) -> Result<Stream, ConnectError> {
+    /// A data connection to the peer.
+    pub(crate) fn connect(&self, deadline: Instant) -> Result<Connected, ConnectError> {
+        if let Some(spare) = self.spare.lock().take() {
+            return Ok(spare);
+        }
+        let begun = Instant::now();
         let stream = connect_tcp(&self.address, deadline, self.settings.socket_buffer_bytes)?;
         let welcome = greet(&stream, &self.greeting, deadline)?;
-        if welcome.instance == self.instance { Ok(stream) } else { Err(Failure::Restarted.into()) }
+        if welcome.instance != self.instance {
+            return Err(Failure::Restarted.into());
+        }
+        let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.connect_micros.store(took, Ordering::Relaxed);
+        Ok(Connected { stream, number: welcome.connection })
+    }
+
+    /// How long the last connection took to make; 0 before the first.
+    pub(crate) fn usual_connect(&self) -> Duration {
+        Duration::from_micros(self.connect_micros.load(Ordering::Relaxed)).min(self.settings.connect_timeout)
     }
 
     fn queue(&self, groups: Vec<Group>) {
@@ -66,32 +92,73 @@ impl Shared {
             drop(queue);
             return groups.into_iter().for_each(|group| group.finish(Err(Failure::Closed)));
         }
-        queue.bytes += groups.iter().map(|group| group.bytes).sum::<u64>();
-        queue.groups.extend(groups);
+        for group in groups {
+            queue.push(group);
+        }
         drop(queue);
         self.work.notify_one();
     }
 
-    /// Finishes queued groups whose batch was stopped.
+    /// Ends queued groups whose batch was stopped, and hands back those that are overdue.
     fn purge(&self, now: Instant) {
-        let mut stopped = Vec::new();
-        let mut queue = self.queue.lock();
-        for _ in 0..queue.groups.len() {
-            let Some(group) = queue.groups.pop_front() else { break };
-            match group.batch.stop_reason(now) {
-                Some(reason) => {
-                    queue.bytes -= group.bytes;
-                    stopped.push((group, reason));
-                }
-                None => queue.groups.push_back(group),
+        for group in self.take_queued(|group| group.batch.stop_reason(now).is_some()) {
+            let reason = group.batch.stop_reason(now).unwrap_or(Failure::Cancelled);
+            group.finish(Err(reason));
+        }
+        // Asked with the queue unlocked: the answer is the schedule's.
+        for mut group in self.take_queued(|group| group.overdue_at().is_some_and(|overdue| overdue <= now)) {
+            if group.is_overdue(now) {
+                group.hand_back_for(Trouble::Overdue { is_silent: false });
+            } else {
+                self.queue(vec![group]);
             }
         }
-        drop(queue);
-        stopped.into_iter().for_each(|(group, reason)| group.finish(Err(reason)));
+    }
+
+    /// The rail rests: what waits for it is better off elsewhere.
+    pub(crate) fn hand_back_queued(&self) {
+        for group in self.take_queued(|group| group.placement.is_some()) {
+            group.hand_back_for(Trouble::Innocent);
+        }
+    }
+
+    fn take_queued(&self, mut wanted: impl FnMut(&Group) -> bool) -> Vec<Group> {
+        let mut guard = self.queue.lock();
+        let queue = &mut *guard;
+        let mut taken = Vec::new();
+        for groups in [&mut queue.latency, &mut queue.bulk] {
+            if groups.iter().any(&mut wanted) {
+                let (out, rest) = std::mem::take(groups).into_iter().partition::<VecDeque<_>, _>(&mut wanted);
+                *groups = rest;
+                taken.extend(out);
+            }
+        }
+        queue.bytes -= taken.iter().map(|group| group.bytes).sum::<u64>();
+        taken
     }
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+}
+
+impl Queue {
+    fn push(&mut self, group: Group) {
+        self.bytes += group.bytes;
+        let groups = if group.batch.priority == Priority::Latency { &mut self.latency } else { &mut self.bulk };
+        groups.push_back(group);
+    }
+
+    /// The next group, if `fits` says so: latency before bulk.
+    fn pop(&mut self, fits: impl Fn(&Group) -> bool) -> Option<Group> {
+        let groups = if self.latency.is_empty() { &mut self.bulk } else { &mut self.latency };
+        let group = if groups.front().is_some_and(fits) { groups.pop_front() } else { None }?;
+        self.bytes -= group.bytes;
+        Some(group)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.latency.is_empty() && self.bulk.is_empty()
     }
 }
 
@@ -121,6 +188,8 @@ impl TcpLink {
             instance,
             queue: Mutex::default(),
             work: Condvar::new(),
+            spare: Mutex::default(),
+            connect_micros: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared), lanes }
@@ -142,10 +211,9 @@ impl TcpLink {
                 Err(error) if queue.workers == 0 => {
                     // Nobody will come: end what is queued rather than keep it for ever.
                     tracing::warn!(%error, "no thread for a lane");
-                    let groups = std::mem::take(&mut queue.groups);
-                    queue.bytes = 0;
                     drop(queue);
-                    groups.into_iter().for_each(|group| group.finish(Err(Failure::System)));
+                    let groups = self.shared.take_queued(|_| true);
+                    groups.into_iter().for_each(|group| group.hand_back(Failure::System));
                 }
                 Err(_) => {}
             }
@@ -186,7 +254,7 @@ impl Link for TcpLink {
         let Some(mut lane) = free_lane(&self.lanes, FIRST_LANE.with(|first| *first)) else {
             return self.post(groups);
         };
-        let mut source = Own { groups: groups.into(), batch };
+        let mut source = Own { groups: groups.into(), batch, shared: &self.shared };
         lane.run(&self.shared, &mut source);
         let is_busy = !lane.is_idle();
         drop(lane);
@@ -201,16 +269,17 @@ impl Link for TcpLink {
     }
 
     fn probe(&self, deadline: Instant) -> Result<(), Failure> {
-        self.shared.connect(deadline).map(drop).map_err(|error| error.failure)
+        let connected = self.shared.connect(deadline).map_err(|error| error.failure)?;
+        if !self.shared.is_closed() {
+            *self.shared.spare.lock() = Some(connected);
+        }
+        Ok(())
     }
 
     fn close(&self) {
         self.shared.closed.store(true, Ordering::Release);
-        let groups = {
-            let mut queue = self.shared.queue.lock();
-            queue.bytes = 0;
-            std::mem::take(&mut queue.groups)
-        };
+        drop(self.shared.spare.lock().take());
+        let groups = self.shared.take_queued(|_| true);
         self.shared.work.notify_all();
         groups.into_iter().for_each(|group| group.finish(Err(Failure::Closed)));
     }
@@ -222,16 +291,21 @@ impl Drop for TcpLink {
     }
 }
 
-/// A caller's own groups.
+/// A caller's own groups: those that it came with, then those of its batch that are first in the queue.
 struct Own<'a> {
     groups: VecDeque<Group>,
     batch: &'a BatchState,
+    shared: &'a Shared,
 }
 
 impl Source for Own<'_> {
     fn next(&mut self, bytes: u64, is_idle: bool) -> Option<Group> {
-        let fits = self.groups.front().is_some_and(|group| is_idle || group.bytes <= bytes);
-        if fits { self.groups.pop_front() } else { None }
+        let fits = |group: &Group| is_idle || group.bytes <= bytes;
+        if let Some(front) = self.groups.front() {
+            return if fits(front) { self.groups.pop_front() } else { None };
+        }
+        let is_own = |group: &Group| std::ptr::eq(Arc::as_ptr(&group.batch), self.batch);
+        self.shared.queue.lock().pop(|group| is_own(group) && fits(group))
     }
 
     fn is_done(&self) -> bool {
@@ -250,11 +324,7 @@ struct Queued<'a>(&'a Shared);
 
 impl Source for Queued<'_> {
     fn next(&mut self, bytes: u64, is_idle: bool) -> Option<Group> {
-        let mut queue = self.0.queue.lock();
-        let fits = queue.groups.front().is_some_and(|group| is_idle || group.bytes <= bytes);
-        let group = if fits { queue.groups.pop_front() } else { None }?;
-        queue.bytes -= group.bytes;
-        Some(group)
+        self.0.queue.lock().pop(|group| is_idle || group.bytes <= bytes)
     }
 
     fn is_done(&self) -> bool {
@@ -285,7 +355,7 @@ fn work(shared: &Weak<Shared>, lanes: &[Mutex<Lane>]) {
     let mut idle_since = Instant::now();
     while let Some(shared) = shared.upgrade() {
         let mut queue = shared.queue.lock();
-        if queue.groups.is_empty() && queue.orphans == 0 {
+        if queue.is_empty() && queue.orphans == 0 {
             if shared.is_closed() || idle_since.elapsed() >= WORKER_IDLE {
                 queue.workers -= 1;
                 return;
@@ -297,7 +367,7 @@ fn work(shared: &Weak<Shared>, lanes: &[Mutex<Lane>]) {
             continue;
         }
         let has_orphans = std::mem::take(&mut queue.orphans) > 0;
-        let is_queued = !queue.groups.is_empty();
+        let is_queued = !queue.is_empty();
         drop(queue);
         if has_orphans {
             for lane in lanes {
