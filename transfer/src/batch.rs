@@ -174,6 +174,19 @@ impl Group {
         self.batch.segments.get(self.pieces()[0].segment as usize)
     }
 
+    /// The first `count` pieces and the others, each as a group of its own if there are any.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn split_at(self, count: u32) -> (Option<Self>, Option<Self>) {
+        let count = count.min(self.count);
+        let part = |first: u32, count: u32| {
+            let pieces = &self.batch.pieces[first as usize..(first + count) as usize];
+            let bytes = pieces.iter().map(|piece| piece.length).sum();
+            let fences = self.fences.clone();
+            (count > 0).then(|| Self { batch: Arc::clone(&self.batch), first, count, bytes, fences, ..self })
+        };
+        (part(self.first, count), part(self.first + count, self.count - count))
+    }
+
     /// Cuts a run of pieces into groups of at most `items` pieces and about `bytes` bytes.
     pub(crate) fn cut(
         batch: &Arc<BatchState>,

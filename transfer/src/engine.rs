@@ -13,10 +13,11 @@ use crate::error::{Failure, TransferError};
 use crate::memory::Memory;
 use crate::message::{self, Handler, Reply};
 use crate::notify::Notifications;
-use crate::peer::{Peer, Segment};
+use crate::peer::{Means, Peer, Segment};
 use crate::pool::Pool;
 use crate::prober::Prober;
 use crate::rails::RailStatus;
+use crate::rdma::Rdma;
 use crate::region::{RegionUse, Regions};
 use crate::schedule::Priority;
 use crate::serve::{Context, ServedCounters, Server};
@@ -132,11 +133,13 @@ impl Engine {
             secret: [0; 32],
             connection: 0,
         };
+        let rdma = Rdma::start(&settings.rdma);
         let context = Arc::new(Context {
             settings: Arc::clone(&settings),
             greeting,
             regions: Arc::new(Regions::new(settings.regions)),
-            devices: Vec::new(),
+            devices: rdma.devices(),
+            rdma,
             advertised: OnceLock::new(),
             notifications: Arc::new(Notifications::new(settings.notifications)),
             handler: RwLock::new(None),
@@ -232,8 +235,8 @@ impl Engine {
         if port.is_none_or(|port| port == 0) {
             return Err(TransferError::Address { address: address.to_owned() });
         }
-        let connected =
-            Peer::connect(address, &self.0.settings, self.0.greeting, &self.0.copiers, &self.0.prober, deadline);
+        let means = Means { copiers: &self.0.copiers, prober: &self.0.prober, rdma: &self.0.context.rdma };
+        let connected = Peer::connect(address, &self.0.settings, self.0.greeting, means, deadline);
         let peer = connected.map_err(|error| peer_error(address, error))?;
         let mut peers = self.0.peers.write();
         if let Some(id) = peers.by_address.get(address).copied()

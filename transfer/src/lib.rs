@@ -27,6 +27,11 @@ mod pool;
 mod prober;
 mod rail;
 mod rails;
+#[cfg(feature = "rdma")]
+mod rdma;
+#[cfg(not(feature = "rdma"))]
+#[path = "no_rdma.rs"]
+mod rdma;
 mod region;
 mod schedule;
 mod segment;
@@ -46,8 +51,10 @@ pub use error::{Failure, Kind, SliceError, TransferError};
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Reply, Responder};
 pub use rails::RailStatus;
+#[cfg(feature = "rdma")]
+pub use rdma::{NoRdma, RdmaPort, rdma_ports};
 pub use schedule::Priority;
 pub use segment::{give_segment, map_segment};
-pub use settings::Settings;
+pub use settings::{Completion, RdmaSettings, Settings};
 pub use slice::{AccessRights, Direction, PeerId, RegionId, RegionKey, RemoteSlice, Request, SegmentId, Slice};
 pub use transport::TransportKind;

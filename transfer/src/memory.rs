@@ -33,6 +33,9 @@ struct Inner {
     writable: bool,
     /// The memfd or file behind the bytes, if other processes can map it.
     file: Option<File>,
+    /// A dma-buf of the same bytes, and where in it they start.
+    #[cfg_attr(not(feature = "rdma"), expect(dead_code, reason = "for RDMA devices only"))]
+    dmabuf: Option<(OwnedFd, u64)>,
     _owner: Owner,
 }
 
@@ -142,13 +145,30 @@ impl Memory {
         writable: bool,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self(Arc::new(Inner { base, length, writable, file: None, _owner: Owner::Other(owner) }))
+        Self(Arc::new(Inner { base, length, writable, file: None, dmabuf: None, _owner: Owner::Other(owner) }))
+    }
+
+    /// The same for memory of a device, that is mapped at `base` and exported as a dma-buf in which it starts at `offset`:
+    /// RDMA devices that can register it by that, without pinning pages.
+    ///
+    /// # Safety
+    /// As for [`Memory::owned_by`], and the dma-buf has the same bytes.
+    pub unsafe fn exported_by(
+        base: NonNull<u8>,
+        length: usize,
+        writable: bool,
+        owner: Box<dyn Any + Send + Sync>,
+        dmabuf: OwnedFd,
+        offset: u64,
+    ) -> Self {
+        let dmabuf = Some((dmabuf, offset));
+        Self(Arc::new(Inner { base, length, writable, file: None, dmabuf, _owner: Owner::Other(owner) }))
     }
 
     fn mapped(mapping: MmapRaw, writable: bool, file: Option<File>) -> io::Result<Self> {
         let base = NonNull::new(mapping.as_mut_ptr()).ok_or(io::ErrorKind::InvalidInput)?;
         let length = mapping.len();
-        Ok(Self(Arc::new(Inner { base, length, writable, file, _owner: Owner::Mapping(mapping) })))
+        Ok(Self(Arc::new(Inner { base, length, writable, file, dmabuf: None, _owner: Owner::Mapping(mapping) })))
     }
 
     /// Bytes.
@@ -166,6 +186,12 @@ impl Memory {
     /// The memfd that peers can map.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         self.0.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// A dma-buf of the same bytes, and where in it they start.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn dmabuf(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        self.0.dmabuf.as_ref().map(|(file, offset)| (file.as_fd(), *offset))
     }
 
     /// Whether both are the same memory, so that one clone keeps it for both.

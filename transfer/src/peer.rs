@@ -11,14 +11,16 @@ use crate::memory::Memory;
 use crate::pool::Pool;
 use crate::prober::Prober;
 use crate::rails::Rails;
+use crate::rdma::{Rdma, RemoteKeys};
+use crate::region::RemoteAccess;
 use crate::settings::Settings;
 use crate::shm::ShmLink;
 use crate::shm::discover::Neighbour;
-use crate::slice::AccessRights;
+use crate::slice::{AccessRights, Direction};
 use crate::stream::{ConnectError, Stream, connect_tcp, greet};
 use crate::tcp::TcpLink;
-use crate::transport::Link;
-use crate::wire::{self, Greeting, Kind, Purpose, SegmentInfo, WireError};
+use crate::transport::{Link, TransportKind};
+use crate::wire::{self, Greeting, ITEM_BYTES, Kind, Purpose, SegmentInfo, WireError};
 
 /// Between two attempts to reach a peer that does not answer yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
@@ -33,12 +35,23 @@ pub(crate) struct Peer {
     pub(crate) prober: Arc<Prober>,
 }
 
+/// What an engine lends to its peers.
+#[derive(Clone, Copy)]
+pub(crate) struct Means<'a> {
+    pub(crate) copiers: &'a Arc<Pool>,
+    pub(crate) prober: &'a Arc<Prober>,
+    pub(crate) rdma: &'a Rdma,
+}
+
 /// A region of a peer that was opened here.
 pub(crate) struct Segment {
     pub(crate) peer: Arc<Peer>,
     pub(crate) info: SegmentInfo,
     /// Its bytes, if they are mapped.
     pub(crate) mapping: Option<Memory>,
+    /// What RDMA devices have to know to use it.
+    #[cfg_attr(not(feature = "rdma"), expect(dead_code, reason = "for RDMA devices only"))]
+    pub(crate) rdma_keys: RemoteKeys,
 }
 
 impl std::fmt::Debug for Segment {
@@ -53,8 +66,7 @@ impl Peer {
         address: &str,
         settings: &Arc<Settings>,
         greeting: Greeting,
-        copiers: &Arc<Pool>,
-        prober: &Arc<Prober>,
+        Means { copiers, prober, rdma }: Means<'_>,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
         let greeting = Greeting {
@@ -96,6 +108,8 @@ impl Peer {
         if let Some(neighbour) = &neighbour {
             links.push(Arc::new(ShmLink::new(Arc::clone(neighbour), Arc::clone(copiers))));
         }
+        let (over_rdma, maybe_over_rdma) = rdma.links(address, greeting, welcome.instance, settings, attempt);
+        links.extend(over_rdma);
         let data_greeting = crate::tcp::data_greeting(greeting);
         let tcp = |address: String| -> Arc<dyn Link> {
             Arc::new(TcpLink::new(address, Arc::clone(settings), data_greeting, welcome.instance))
@@ -128,7 +142,7 @@ impl Peer {
             Control::new(dial, settings.lanes, settings.messages, first)
         };
         let others = other_addresses(&control, address, reached, attempt);
-        let unknown = others.iter().cloned().map(tcp).collect();
+        let unknown = maybe_over_rdma.into_iter().chain(others.iter().cloned().map(tcp)).collect();
         let _ = addresses.set(others);
         Ok(Self {
             address: address.to_owned(),
@@ -154,7 +168,29 @@ impl Peer {
             let mapped = neighbour.map(&info, deadline);
             mapped.inspect_err(|error| tracing::debug!(?error, "segment can't be mapped: using TCP")).ok()
         });
-        Segment { peer: Arc::clone(self), info, mapping }
+        Segment { peer: Arc::clone(self), info, mapping, rdma_keys: self.rdma_keys(&info, deadline) }
+    }
+
+    /// Asks for the keys of a region, if there are devices to use them.
+    fn rdma_keys(&self, info: &SegmentInfo, deadline: Instant) -> RemoteKeys {
+        if !self.rails.has(TransportKind::Rdma) || info.rights == AccessRights::LOCAL {
+            return RemoteKeys::default();
+        }
+        let access = RemoteAccess {
+            direction: if info.rights.remote_read { Direction::Read } else { Direction::Write },
+            region: info.region,
+            key: info.key,
+            offset: 0,
+            length: 0,
+        };
+        let mut item = Vec::with_capacity(ITEM_BYTES);
+        wire::encode_item(&mut item, &access);
+        let answer = self.control.call(Kind::Keys, &item, deadline);
+        let keys = answer
+            .inspect_err(|error| tracing::debug!(failure = %error.failure, "no RDMA keys: using TCP"))
+            .ok()
+            .and_then(|body| RemoteKeys::decode(&body));
+        keys.unwrap_or_default()
     }
 
     /// Asks whether it is there.

@@ -161,6 +161,11 @@ impl Rails {
         rails_of(self.usable(rails)).next()
     }
 
+    /// Whether there is a rail of a kind.
+    pub(crate) fn has(&self, kind: TransportKind) -> bool {
+        self.rails.iter().any(|rail| rail.link.kind() == kind)
+    }
+
     pub(crate) fn kind(&self, rail: RailIndex) -> TransportKind {
         self.rail(rail).link.kind()
     }

@@ -25,7 +25,7 @@ pub(crate) struct Region {
     pub(crate) key: RegionKey,
     pub(crate) rights: AccessRights,
     /// One for each device of the engine; dropped before the memory.
-    registrations: Box<[Option<Registration>]>,
+    registrations: Box<[Option<Box<dyn Registration>>]>,
     pub(crate) memory: Memory,
     name: Option<String>,
     uses: AtomicU64,
@@ -68,10 +68,10 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    #[expect(dead_code, reason = "no device yet")]
     /// What a device of the engine keeps for it; `None` if it could not register it.
-    pub(crate) fn registration(&self, device: usize) -> Option<&Registration> {
-        self.registrations.get(device)?.as_ref()
+    #[cfg(feature = "rdma")]
+    pub(crate) fn registration(&self, device: usize) -> Option<&dyn Registration> {
+        self.registrations.get(device)?.as_deref()
     }
 
     /// Waits until nothing uses it; `false` if something still does at `until`.
@@ -109,7 +109,7 @@ impl Regions {
     pub(crate) fn register(
         &self,
         memory: Memory,
-        registrations: Box<[Option<Registration>]>,
+        registrations: Box<[Option<Box<dyn Registration>>]>,
         rights: AccessRights,
         name: Option<&str>,
     ) -> Result<Arc<Region>, TransferError> {
@@ -150,6 +150,8 @@ impl Regions {
             table.names.remove(name);
         }
         region.uses.fetch_or(WITHDRAWN, Ordering::AcqRel);
+        drop(table);
+        region.registrations.iter().flatten().for_each(|registration| registration.revoke());
         Ok(region)
     }
 

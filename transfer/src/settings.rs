@@ -17,6 +17,8 @@ pub struct Settings {
     pub secret: Option<[u8; 32]>,
     /// Whether peers on this host are reached by shared memory and unix sockets. Default: true.
     pub same_host: bool,
+    /// How RDMA devices are used.
+    pub rdma: RdmaSettings,
     /// Data connections to a peer, 1 to 64. Default 4. More serve more threads at once.
     pub lanes: usize,
     /// Receive and send buffers of data connections in bytes, if the system allows that many (`net.core.rmem_max`);
@@ -50,6 +52,43 @@ pub struct Settings {
     pub silence_timeout: Duration,
 }
 
+/// How RDMA devices are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaSettings {
+    /// Whether they are used at all. Default: true; without devices, nothing comes of it.
+    pub enabled: bool,
+    /// Names of those to use, such as `mlx5_0`. Default: none, which stands for all.
+    pub devices: Vec<String>,
+    /// How the end of transfers is noticed. Default: by events.
+    pub completion: Completion,
+    /// Most work requests on their way in a queue pair, 1 to 8,192, within the device's limit. Default 256.
+    pub depth: u32,
+    /// Most bytes of one registration, from 1 MiB up, within the device's limit: larger regions are registered in parts.
+    /// Default 64 GiB.
+    pub registration_bytes: u64,
+}
+
+/// How the end of RDMA transfers is noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// By looking again and again: the lowest latency, and a core for each thread that waits.
+    Poll,
+    /// By looking for 20 µs, then sleeping until the device tells.
+    Event,
+}
+
+impl Default for RdmaSettings {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            devices: Vec::new(),
+            completion: Completion::Event,
+            depth: 256,
+            registration_bytes: 64 << 30,
+        }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -57,6 +96,7 @@ impl Default for Settings {
             advertise: Vec::new(),
             secret: None,
             same_host: true,
+            rdma: RdmaSettings::default(),
             lanes: 4,
             socket_buffer_bytes: 4 << 20,
             piece_bytes: 1 << 20,
@@ -90,6 +130,8 @@ impl Settings {
         within("piece_bytes", self.piece_bytes, 4096, 64 << 20)?;
         within("window_bytes", self.window_bytes, self.piece_bytes, 1 << 30)?;
         within("batch_requests", self.batch_requests as u64, 1, 1 << 24)?;
+        within("rdma.depth", u64::from(self.rdma.depth), 1, 8192)?;
+        within("rdma.registration_bytes", self.rdma.registration_bytes, 1 << 20, 1 << 50)?;
         within("message_bytes", self.message_bytes as u64, 1, crate::wire::MESSAGE_MAX as u64)?;
         Ok(self)
     }

@@ -21,6 +21,7 @@
 
 use std::any::Any;
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::batch::{BatchState, Group};
@@ -35,6 +36,8 @@ use crate::slice::{AccessRights, Direction};
 pub enum TransportKind {
     /// Copies between memory of processes on one host.
     SharedMemory,
+    /// One-sided reads and writes of RDMA devices.
+    Rdma,
     /// Frames over TCP.
     Tcp,
 }
@@ -86,8 +89,14 @@ pub(crate) trait Link: Send + Sync {
     fn close(&self);
 }
 
+/// Links to one peer.
+pub(crate) type Links = Vec<Arc<dyn Link>>;
+
 /// What a device keeps for registered memory; dropped before the memory is freed, after the last transfer has ended.
-pub(crate) type Registration = Box<dyn Any + Send + Sync>;
+pub(crate) trait Registration: Any + Send + Sync {
+    /// The region was withdrawn: when this returns, the device lets no peer at it any more. Own transfers go on.
+    fn revoke(&self);
+}
 
 /// Something that has to know memory before a link can move it.
 pub(crate) trait Device: Send + Sync {
@@ -98,5 +107,5 @@ pub(crate) trait Device: Send + Sync {
     ///
     /// # Errors
     /// The system's. The region is registered all the same; links over this device don't reach it.
-    fn register(&self, memory: &Memory, rights: AccessRights) -> io::Result<Registration>;
+    fn register(&self, memory: &Memory, rights: AccessRights) -> io::Result<Box<dyn Registration>>;
 }

@@ -34,6 +34,13 @@ pub(crate) const NAME_MAX: usize = 255;
 /// Most bytes of a message or notification.
 pub(crate) const MESSAGE_MAX: usize = 16 << 20;
 
+/// Bytes of PAIR after the header: place of the peer's port in its list (2), zeros (6), an endpoint. PAIRED: an endpoint.
+pub(crate) const PAIR_BYTES: usize = 40;
+/// Most bytes of PORT_LIST after the header.
+pub(crate) const PORTS_MAX: u64 = 64 << 10;
+/// Most bytes of KEY_LIST after the header.
+pub(crate) const KEYS_MAX: u64 = 1 << 20;
+
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -78,10 +85,22 @@ pub(crate) enum Kind {
     Where = 19,
     /// Answer to WHERE.
     Here = 20,
+    /// Which RDMA ports do you have?
+    Ports = 21,
+    /// Answer to PORTS.
+    PortList = 22,
+    /// Connect a queue pair to this one of mine.
+    Pair = 23,
+    /// Answer to PAIR.
+    Paired = 24,
+    /// The RDMA keys of this region?
+    Keys = 25,
+    /// Answer to KEYS.
+    KeyList = 26,
 }
 
 impl Kind {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 26] = [
         Self::Hello,
         Self::Welcome,
         Self::Error,
@@ -102,6 +121,12 @@ impl Kind {
         Self::Fence,
         Self::Where,
         Self::Here,
+        Self::Ports,
+        Self::PortList,
+        Self::Pair,
+        Self::Paired,
+        Self::Keys,
+        Self::KeyList,
     ];
 }
 
@@ -184,12 +209,15 @@ impl Header {
             Kind::Hello | Kind::Welcome => GREETING_BYTES as u64,
             Kind::Read | Kind::Data | Kind::Write => DATA_MAX,
             Kind::Open => NAME_MAX as u64,
-            Kind::Map => ITEM_BYTES as u64,
+            Kind::Map | Kind::Keys => ITEM_BYTES as u64,
+            Kind::Pair | Kind::Paired => PAIR_BYTES as u64,
+            Kind::PortList => PORTS_MAX,
+            Kind::KeyList => KEYS_MAX,
             Kind::Segment | Kind::Mapped => SEGMENT_BYTES as u64,
             Kind::Message | Kind::Reply | Kind::Notify => MESSAGE_MAX as u64,
             Kind::Fence => FENCE_BYTES as u64,
             Kind::Here => ADDRESSES_BYTES_MAX as u64,
-            Kind::Error | Kind::Written | Kind::Noted | Kind::Ping | Kind::Pong | Kind::Where => 0,
+            Kind::Error | Kind::Written | Kind::Noted | Kind::Ping | Kind::Pong | Kind::Where | Kind::Ports => 0,
         };
         let items = usize::from(self.count);
         let has_items = matches!(self.kind, Kind::Read | Kind::Write);

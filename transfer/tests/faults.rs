@@ -1,11 +1,11 @@
 //! Peers that die, stop, restart, or are no engines at all: every request ends, with the right reason, in time.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use support::{Pair, WAYS, by, settings, soon, start};
+use support::{Pair, Target, WAYS, by, settings, soon, start};
 use tidepool_transfer::{
     AccessRights, BatchOptions, Direction, Engine, Failure, Memory, PeerId, RemoteSlice, Request, SegmentId, Settings,
     Slice, TransferError, TransportKind,
@@ -14,44 +14,6 @@ use tidepool_transfer::{
 mod support;
 
 const TARGET_BYTES: u64 = 64 << 20;
-
-/// An engine in a process of its own, with 64 MiB named "bench".
-struct Target {
-    child: Child,
-    address: String,
-}
-
-impl Target {
-    fn start(listen: &str) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tidepool-transfer-bench"))
-            .args(["target", "--listen", listen, "--bytes", "64M"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("spawned");
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("said");
-        let address = line.split('"').nth(3).expect("an address").to_owned();
-        Self { child, address }
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("signalled");
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().expect("killed");
-        self.child.wait().expect("gone");
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// An engine that opened a target's segment.
 struct Asking {

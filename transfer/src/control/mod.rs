@@ -439,6 +439,7 @@ fn answer_kind(kind: Kind) -> Kind {
         Kind::Message => Kind::Reply,
         Kind::Notify => Kind::Noted,
         Kind::Where => Kind::Here,
+        Kind::Keys => Kind::KeyList,
         _ => Kind::Pong,
     }
 }

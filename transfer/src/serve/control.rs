@@ -15,6 +15,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use super::{Connection, Context};
 use crate::error::Failure;
 use crate::message::Responder;
+use crate::rdma::Serving;
 use crate::region::Region;
 use crate::slice::{AccessRights, Direction, RegionId, RegionKey};
 use crate::stream::Stream;
@@ -82,6 +83,8 @@ pub(super) fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Res
     });
     let mut buffer = vec![0; READ_BYTES];
     let (mut start, mut end) = (0, 0);
+    // Destroyed when this returns, which is before the connection is closed.
+    let mut serving = Serving::default();
     loop {
         let received = &buffer[start..end];
         let header = if received.len() < HEADER_BYTES {
@@ -93,7 +96,7 @@ pub(super) fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Res
         if let Some(header) = header
             && received.len() >= needed
         {
-            handle(context, &replies, &header, &received[HEADER_BYTES..needed])?;
+            handle(context, &replies, &mut serving, &header, &received[HEADER_BYTES..needed])?;
             start += needed;
             continue;
         }
@@ -117,7 +120,13 @@ pub(super) fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Res
     }
 }
 
-fn handle(context: &Arc<Context>, replies: &Arc<Replies>, header: &Header, body: &[u8]) -> Result<(), Failure> {
+fn handle(
+    context: &Arc<Context>,
+    replies: &Arc<Replies>,
+    serving: &mut Serving,
+    header: &Header,
+    body: &[u8],
+) -> Result<(), Failure> {
     let id = header.id;
     match header.kind {
         Kind::Ping => replies.push(&Header::new(Kind::Pong, id), &[]),
@@ -141,9 +150,31 @@ fn handle(context: &Arc<Context>, replies: &Arc<Replies>, header: &Header, body:
             Ok(()) => {}
             Err(failure) => push_failure(replies, Kind::Mapped, id, failure),
         },
+        Kind::Ports => push_body(replies, Kind::PortList, id, &context.rdma.port_list()),
+        Kind::Pair => match serving.pair(&context.rdma, body) {
+            Ok(endpoint) => push_body(replies, Kind::Paired, id, &endpoint),
+            Err(failure) => push_failure(replies, Kind::Paired, id, failure),
+        },
+        Kind::Keys => match keys(context, body) {
+            Ok(list) => push_body(replies, Kind::KeyList, id, &list),
+            Err(failure) => push_failure(replies, Kind::KeyList, id, failure),
+        },
         _ => return Err(Failure::Protocol),
     }
     Ok(())
+}
+
+/// The keys of a region for RDMA devices, for who knows its key. What they allow is what the region was registered with.
+fn keys(context: &Context, body: &[u8]) -> Result<Vec<u8>, Failure> {
+    let item: &[u8; ITEM_BYTES] = body.try_into().map_err(|_| Failure::Protocol)?;
+    let allowed = |direction| context.regions.admit(&wire::decode_item(item, direction));
+    match allowed(Direction::Read).or_else(|_| allowed(Direction::Write)) {
+        Ok(used) => Ok(context.rdma.key_list(used.region())),
+        Err(failure) => {
+            context.served.refused_requests.fetch_add(1, Ordering::Relaxed);
+            Err(failure)
+        }
+    }
 }
 
 fn message(context: &Arc<Context>, replies: &Arc<Replies>, id: u64, body: &[u8]) {
@@ -166,7 +197,11 @@ fn info(region: &Region) -> SegmentInfo {
 fn push_segment(replies: &Replies, kind: Kind, id: u64, info: &SegmentInfo) {
     let mut body = Vec::with_capacity(wire::SEGMENT_BYTES);
     info.encode(&mut body);
-    replies.push(&Header { length: body.len() as u64, ..Header::new(kind, id) }, &body);
+    push_body(replies, kind, id, &body);
+}
+
+fn push_body(replies: &Replies, kind: Kind, id: u64, body: &[u8]) {
+    replies.push(&Header { length: body.len() as u64, ..Header::new(kind, id) }, body);
 }
 
 fn push_failure(replies: &Replies, kind: Kind, id: u64, failure: Failure) {

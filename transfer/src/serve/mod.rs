@@ -22,6 +22,7 @@ pub(crate) use self::control::Replies;
 use crate::error::{Failure, TransferError};
 use crate::message::Handler;
 use crate::notify::Notifications;
+use crate::rdma::Rdma;
 use crate::region::Regions;
 use crate::settings::Settings;
 use crate::slice::RegionId;
@@ -45,6 +46,7 @@ pub(crate) struct Context {
     pub(crate) regions: Arc<Regions>,
     /// What memory is registered with, in the order of [`crate::region::Region::registration`].
     pub(crate) devices: Vec<Arc<dyn Device>>,
+    pub(crate) rdma: Rdma,
     pub(crate) notifications: Arc<Notifications>,
     pub(crate) handler: parking_lot::RwLock<Option<Arc<dyn Handler>>>,
     pub(crate) retired: Arc<crate::shm::Board>,

@@ -4,6 +4,8 @@
 pub(crate) mod proxy;
 
 use std::future::Future;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tidepool_transfer::{
@@ -76,6 +78,49 @@ impl Pair {
             local: Slice { region: self.region, offset: local, length },
             remote: RemoteSlice { segment: self.segment, offset: remote },
         }
+    }
+}
+
+/// An engine in a process of its own, with memory named "bench": 64 MiB unless told otherwise.
+pub(crate) struct Target {
+    child: Child,
+    pub(crate) address: String,
+}
+
+impl Target {
+    pub(crate) fn start(listen: &str) -> Self {
+        Self::with(listen, &["--bytes", "64M"])
+    }
+
+    pub(crate) fn with(listen: &str, arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tidepool-transfer-bench"))
+            .args(["target", "--listen", listen])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("spawned");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("said");
+        let address = line.split('"').nth(3).expect("an address").to_owned();
+        Self { child, address }
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("signalled");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("gone");
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

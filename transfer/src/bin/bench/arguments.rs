@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use tidepool_transfer::{Completion, RdmaSettings, Settings};
+
 use crate::Error;
 
 /// What was given.
@@ -34,6 +36,20 @@ impl Arguments {
 
     pub(crate) fn seconds(&self, name: &str, default: f64) -> Result<f64, Error> {
         self.text(name).map_or(Ok(default), |text| Ok(text.parse()?))
+    }
+}
+
+impl Arguments {
+    /// What an engine is told: which RDMA devices, and how it waits for them.
+    pub(crate) fn settings(&self) -> Result<Settings, Error> {
+        let devices = self.text("devices").map(|names| names.split(',').map(str::to_owned).collect());
+        let completion = match self.text("completion") {
+            None | Some("event") => Completion::Event,
+            Some("poll") => Completion::Poll,
+            Some(other) => return Err(format!("--completion {other}?").into()),
+        };
+        let rdma = RdmaSettings { devices: devices.unwrap_or_default(), completion, ..RdmaSettings::default() };
+        Ok(Settings { rdma, ..Settings::default() })
     }
 }
 

@@ -40,8 +40,8 @@ pub(crate) struct Initiator {
 }
 
 impl Initiator {
-    pub(crate) fn connect(address: &str, same_host: bool) -> Result<Self, Error> {
-        let engine = Engine::start(Settings { same_host, ..Settings::default() })?;
+    pub(crate) fn connect(address: &str, settings: Settings) -> Result<Self, Error> {
+        let engine = Engine::start(settings)?;
         let soon = Instant::now() + Duration::from_secs(5);
         let peer = engine.connect(address, soon)?;
         let segment = engine.open(peer, SEGMENT, soon)?;
@@ -146,6 +146,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     let transport = match arguments.text("transport") {
         None => None,
         Some("shm") => Some(TransportKind::SharedMemory),
+        Some("rdma") => Some(TransportKind::Rdma),
         Some("tcp") => Some(TransportKind::Tcp),
         Some(other) => return Err(format!("--transport {other}?").into()),
     };
@@ -165,7 +166,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     if load.verify && !load.block_bytes.is_multiple_of(4096) {
         return Err("--verify needs blocks of a multiple of 4096 bytes".into());
     }
-    let initiator = Initiator::connect(arguments.text("peer").ok_or("--peer host:port?")?, true)?;
+    let initiator = Initiator::connect(arguments.text("peer").ok_or("--peer host:port?")?, arguments.settings()?)?;
     let moved = initiator.run(load, Duration::from_secs_f64(arguments.seconds("seconds", 3.0)?))?;
     let seconds = moved.elapsed.as_secs_f64();
     say(&format!(

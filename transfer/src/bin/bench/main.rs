@@ -12,9 +12,10 @@ mod target;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: tidepool-transfer-bench target    [--listen HOST:PORT] [--bytes N]
-       tidepool-transfer-bench initiator --peer HOST:PORT [--transport shm|tcp] [--direction read|write]
+usage: tidepool-transfer-bench target    [--listen HOST:PORT] [--bytes N] [--devices NAME,..]
+       tidepool-transfer-bench initiator --peer HOST:PORT [--transport shm|rdma|tcp] [--direction read|write]
                                          [--block N] [--batch N] [--threads N] [--seconds S] [--verify]
+                                         [--devices NAME,..] [--completion event|poll]
        tidepool-transfer-bench pairs     [--figure NAME] [--pairs N] [--seconds S]
 
 Sizes take the suffixes K, M and G. `target` prints its address and serves until its standard input ends.";

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use tidepool_transfer::{Direction, TransportKind};
+use tidepool_transfer::{Direction, Settings, TransportKind};
 
 use crate::Error;
 use crate::arguments::Arguments;
@@ -39,8 +39,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     let duration = Duration::from_secs_f64(arguments.seconds("seconds", 1.0)?);
     let wanted = arguments.text("figure");
     let (target, bare) = (Process::start(&["target"])?, Bare::start()?);
-    let near = Initiator::connect(&target.address, true)?;
-    let far = Initiator::connect(&target.address, false)?;
+    let near = Initiator::connect(&target.address, Settings::default())?;
+    let far = Initiator::connect(&target.address, Settings { same_host: false, ..Settings::default() })?;
     let mappings = RefCell::new(Mappings::new()?);
     let mut figures = figures(&near, &far, &bare, &mappings);
     figures.retain(|figure| wanted.is_none_or(|wanted| figure.name.starts_with(wanted)));
