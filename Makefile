@@ -10,7 +10,7 @@ ROCKSDB = eval "$$(scripts/rocksdb)"
 TARGET = $${CARGO_TARGET_DIR:-target}
 BENCH ?= all
 
-.PHONY: help setup demo test test-python wheel bench large lint verify fix docs
+.PHONY: help setup demo test test-python test-rdma wheel bench large lint verify fix docs
 
 help: ## What there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ test-python: setup ## The Python packages, against a real node. PYTHON chooses t
 
 wheel: ## Wheels of the Python packages, in dist/ of the build output.
 	scripts/wheel
+
+test-rdma: setup ## RDMA on soft-RoCE devices, in a virtual machine (fetches a kernel and QEMU by apt).
+	scripts/test-rdma
 
 bench: setup ## Every figure beside its limit, measured in one run. BENCH=name runs one.
 	scripts/setup fio
