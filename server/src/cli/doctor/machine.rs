@@ -1,10 +1,11 @@
 //! Memory, limits, ports and devices.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener};
 use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
+use tidepool_transfer::RdmaPort;
 
 use super::super::output::size;
 use super::Verdict::{Bad, Good, Note};
@@ -19,7 +20,7 @@ const LEAST_FILES: u64 = 1024;
 const WANTED_LOCKED_BYTES: u64 = 128 << 20;
 
 pub(super) fn look(config: &Config) -> Vec<Finding> {
-    vec![
+    let mut findings = vec![
         cores(),
         memory(config),
         shared_memory(config),
@@ -28,9 +29,10 @@ pub(super) fn look(config: &Config) -> Vec<Finding> {
         open_files(),
         port("grpc.listen", config.grpc.listen),
         port("admin.listen", config.admin.listen),
-        rdma(),
-        gpu(config),
-    ]
+    ];
+    findings.extend(rdma());
+    findings.push(gpu(config));
+    findings
 }
 
 fn read(path: &str) -> Option<String> {
@@ -178,19 +180,39 @@ fn names(path: &str) -> Vec<String> {
     names
 }
 
-fn rdma() -> Finding {
+fn rdma() -> Vec<Finding> {
     const WHAT: &str = "RDMA";
-    let devices = names("/sys/class/infiniband");
-    if devices.is_empty() {
-        return Finding::new(Good, WHAT, "no device", "transfers go over shared memory and TCP");
-    }
-    let library = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
-    let has_library = library.iter().any(|folder| Path::new(folder).join("libibverbs.so.1").exists());
-    let found = devices.join(", ");
-    if has_library {
-        Finding::new(Good, WHAT, found, "there is one, with its library; transfers by RDMA are not built yet")
-    } else {
-        Finding::new(Note, WHAT, found, "libibverbs.so.1 is missing: install rdma-core to use it")
+    let ports = match tidepool_transfer::rdma_ports() {
+        Ok(ports) => ports,
+        Err(why) => {
+            let devices = names("/sys/class/infiniband");
+            let follows = "transfers go over shared memory and TCP";
+            return vec![if devices.is_empty() {
+                Finding::new(Good, WHAT, why.to_string(), follows)
+            } else {
+                Finding::new(Note, WHAT, format!("{} can't be used: {why}", devices.join(", ")), follows)
+            }];
+        }
+    };
+    ports.iter().map(|port| rdma_port(WHAT, port)).collect()
+}
+
+fn rdma_port(what: &'static str, port: &RdmaPort) -> Finding {
+    let RdmaPort { device, port: number, link_layer, is_active, speed, mtu, gids, chosen } = port;
+    let gid = |(gid, is_routable_roce): &(Ipv6Addr, bool)| {
+        if *is_routable_roce { format!("{gid} (RoCE v2)") } else { gid.to_string() }
+    };
+    let gids: Vec<String> = gids.iter().map(gid).collect();
+    let state = if *is_active { "up" } else { "down" };
+    let speed = *speed as f64 / 1e9;
+    let found = format!(
+        "{device} port {number}: {link_layer}, {state}, {speed} Gb/s, MTU {mtu}, GIDs: {}",
+        if gids.is_empty() { "none".to_owned() } else { gids.join(", ") }
+    );
+    match chosen {
+        Some(chosen) if *is_active => Finding::new(Good, what, found, format!("transfers go by it, as {chosen}")),
+        Some(_) => Finding::new(Note, what, found, "not used until it is up"),
+        None => Finding::new(Note, what, found, "not used: it has no address that transfers can go by"),
     }
 }
 
