@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use parking_lot::Mutex;
+
 use super::discover::Neighbour;
 use crate::batch::{BatchState, Group, Piece};
 use crate::error::Failure;
@@ -20,16 +22,33 @@ const PIECE_BYTES: u64 = 4 << 20;
 /// Submitted batches up to this many bytes are copied by who submits them: a hand-over costs as much.
 const INLINE_BYTES: u64 = 64 << 10;
 
+/// A copy of so many bytes keeps one thread busy long enough that waking another pays: about a millisecond.
+const HELPER_BYTES: u64 = 16 << 20;
+/// More threads don't copy faster.
+const HELPERS_MAX: usize = 4;
+
 /// See the module.
 pub(crate) struct ShmLink {
     neighbour: Arc<Neighbour>,
     copiers: Arc<Pool>,
     closed: Arc<AtomicBool>,
+    helpers_max: usize,
 }
 
 impl ShmLink {
     pub(crate) fn new(neighbour: Arc<Neighbour>, copiers: Arc<Pool>) -> Self {
-        Self { neighbour, copiers, closed: Arc::default() }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { neighbour, copiers, closed: Arc::default(), helpers_max: (cores / 2).min(HELPERS_MAX) }
+    }
+}
+
+impl ShmLink {
+    /// How many other threads should help who waits with a copy: one for each 16 MiB beyond the first, at most half the
+    /// cores and a few, which is what it takes to fill a memory bus.
+    fn helpers(&self, groups: &[Group]) -> usize {
+        let bytes: u64 = groups.iter().map(|group| group.bytes).sum();
+        let wanted = usize::try_from(bytes / HELPER_BYTES).unwrap_or(usize::MAX);
+        wanted.saturating_sub(1).min(groups.len().saturating_sub(1)).min(self.helpers_max)
     }
 }
 
@@ -62,7 +81,17 @@ impl Link for ShmLink {
     }
 
     fn carry(&self, groups: Vec<Group>, _: &BatchState) {
-        groups.into_iter().for_each(|group| copy(&self.neighbour, &self.closed, group));
+        let helpers = self.helpers(&groups);
+        if helpers == 0 {
+            return groups.into_iter().for_each(|group| copy(&self.neighbour, &self.closed, group));
+        }
+        // Whoever is free takes the next: a helper that starts late only takes less.
+        let rest = Arc::new(Mutex::new(groups.into_iter()));
+        for _ in 0..helpers {
+            let (neighbour, closed, rest) = (Arc::clone(&self.neighbour), Arc::clone(&self.closed), Arc::clone(&rest));
+            self.copiers.run(move || copy_all(&neighbour, &closed, &rest));
+        }
+        copy_all(&self.neighbour, &self.closed, &rest);
     }
 
     fn probe(&self, _: Instant) -> Result<(), Failure> {
@@ -71,6 +100,14 @@ impl Link for ShmLink {
 
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
+    }
+}
+
+fn copy_all(neighbour: &Neighbour, closed: &AtomicBool, groups: &Mutex<std::vec::IntoIter<Group>>) {
+    loop {
+        let next = groups.lock().next();
+        let Some(group) = next else { return };
+        copy(neighbour, closed, group);
     }
 }
 
