@@ -23,6 +23,7 @@ demo: setup ## Build, run one node on a real trace, kill it, watch it come back.
 	scripts/demo "$(TARGET)/release/tidepool"
 
 test: setup ## All tests: unit, property, crash, fault and process tests, and the docs' examples.
+	@[ "$$(id -u)" -ne 0 ] || scripts/setup ip nft
 	$(ROCKSDB) && scripts/test
 
 test-python: setup ## The Python packages, against a real node. PYTHON chooses the interpreter.

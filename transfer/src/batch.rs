@@ -29,7 +29,10 @@ use crate::schedule::Priority;
 use crate::slice::Direction;
 
 /// An overdue group that no other rail would be quicker with is looked at again after this.
-const OVERDUE_AGAIN: Duration = Duration::from_millis(10);
+const OVERDUE_AGAIN: Duration = Duration::from_millis(5);
+
+/// A group that was overdue on so many rails stays where it is: all of them are slow.
+pub(crate) const MOVES_MAX: u8 = 8;
 
 /// A part of a request that moves as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,8 +83,11 @@ pub(crate) struct Group {
     pub(crate) rail: RailIndex,
     /// How the rail was chosen, if there was a choice.
     pub(crate) placement: Option<Placement>,
-    /// Rails that handed it back, a bit each.
+    /// Rails that failed it, a bit each.
     pub(crate) tried: u64,
+    /// How often it left a rail because it was overdue, and the last of these, a bit.
+    pub(crate) moves: u8,
+    pub(crate) left: u64,
     /// Why the last of them failed.
     pub(crate) failure: Option<Failure>,
     /// How often it was handed back when there was no other rail.
@@ -150,6 +156,10 @@ impl Group {
     /// Whether it should be handed back now because another rail would be quicker. If not, it is asked again later.
     pub(crate) fn is_overdue(&mut self, now: Instant) -> bool {
         let Some(placement) = self.placement.filter(|placement| placement.overdue <= now) else { return false };
+        if self.moves >= MOVES_MAX {
+            self.placement = Some(Placement { overdue: self.batch.deadline, ..placement });
+            return false;
+        }
         let should_move = self.segment().is_some_and(|segment| segment.peer.rails.should_move(self, placement.at, now));
         if !should_move {
             self.placement = Some(Placement { overdue: now + OVERDUE_AGAIN, ..placement });
@@ -157,7 +167,43 @@ impl Group {
         should_move
     }
 
+    /// The same pieces as a batch of its own, for whose end the caller answers; it is never moved to another rail.
+    #[cfg(feature = "faults")]
+    pub(crate) fn copy(&self) -> (Self, Arc<BatchState>) {
+        let pieces: Vec<_> = self.pieces().to_vec();
+        let of = &self.batch;
+        let state = BatchState {
+            pieces: pieces.into_boxed_slice(),
+            regions: of.regions.clone(),
+            segments: of.segments.clone(),
+            requests: (of.requests.iter())
+                .enumerate()
+                .map(|(index, _)| {
+                    let left = self.pieces().iter().filter(|piece| piece.request as usize == index).count();
+                    RequestState { pieces_left: AtomicU32::new(left as u32), failure: AtomicU8::new(0) }
+                })
+                .collect(),
+            ..BatchState::new(0, Vec::new(), Vec::new(), Vec::new(), of.deadline, of.priority)
+        };
+        let open = state.requests_left();
+        state.open.store(open as u32, Ordering::Release);
+        state.ending.lock().has_ended = false;
+        let state = Arc::new(state);
+        let copy = Self {
+            batch: Arc::clone(&state),
+            first: 0,
+            placement: None,
+            tried: u64::MAX,
+            failure: None,
+            attempts: u8::MAX - 1,
+            fences: self.fences.clone(),
+            ..*self
+        };
+        (copy, state)
+    }
+
     /// Until when a connection for it may take, so that another rail can still have it; `None` if there is no other.
+    #[cfg(feature = "rdma")]
     pub(crate) fn patience(&self) -> Option<Instant> {
         let has_other = || self.segment().is_some_and(|segment| segment.peer.rails.others(self) != 0);
         self.overdue_at().filter(|_| has_other())
@@ -217,6 +263,8 @@ impl Group {
                     rail: 0,
                     placement: None,
                     tried: 0,
+                    moves: 0,
+                    left: 0,
                     failure: None,
                     attempts: 0,
                     fences: Vec::new(),

@@ -350,6 +350,16 @@ impl Engine {
         Ok(self.0.peer(peer)?.rails.status())
     }
 
+    /// Makes a rail fail as told; `rail` is its place in [`Engine::rails`].
+    ///
+    /// # Errors
+    /// `UnknownPeer`.
+    #[cfg(feature = "faults")]
+    pub fn set_faults(&self, peer: PeerId, rail: usize, faults: crate::faulty::Faults) -> Result<(), TransferError> {
+        self.0.peer(peer)?.rails.set_faults(rail, faults);
+        Ok(())
+    }
+
     /// Asks a peer whether it is there.
     ///
     /// # Errors

@@ -18,6 +18,8 @@ mod batch;
 mod control;
 mod engine;
 mod error;
+#[cfg(feature = "faults")]
+mod faulty;
 mod lend;
 mod memory;
 mod message;
@@ -42,12 +44,15 @@ mod slice;
 mod slots;
 mod stream;
 mod tcp;
+pub mod topology;
 mod transport;
 mod wire;
 
 pub use batch::{Batch, Outcome};
 pub use engine::{BatchOptions, Engine, RegionTicket, Totals};
 pub use error::{Failure, Kind, SliceError, TransferError};
+#[cfg(feature = "faults")]
+pub use faulty::Faults;
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Reply, Responder};
 pub use rails::RailStatus;

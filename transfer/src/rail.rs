@@ -1,11 +1,12 @@
 //! Health of one rail: pure, with `now` as an argument.
 //!
 //! ```text
-//!            failed()                            probe_begun()
+//!            failed(): 50 ms                     probe_begun()
 //! healthy ------------> resting until an instant -------------> probing
-//!    ^                     ^                                      |  |
-//!    |   succeeded()       |             failed(): longer         |  |
-//!    +---------------------+--------------------------------------+--+  succeeded()
+//!    ^   suspected(): 0    ^                                      |  |
+//!    |                     |             failed(): longer         |  |
+//!    |   succeeded()       +--------------------------------------+  |
+//!    +---------------------------------------------------------------+
 //! ```
 //!
 //! A rest doubles with each failure in a row, from 50 ms to 10 s.
@@ -40,6 +41,11 @@ impl Health {
         self.rests_until.is_none()
     }
 
+    /// How often it failed since it last worked.
+    pub(crate) fn failures_in_a_row(&self) -> u32 {
+        self.failures_in_a_row
+    }
+
     /// Why it rests, if it failed.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.failure
@@ -48,6 +54,14 @@ impl Health {
     /// It moved bytes, or answered a probe.
     pub(crate) fn succeeded(&mut self) {
         *self = Self::default();
+    }
+
+    /// It may be silent: to be probed at once, and not used until then.
+    pub(crate) fn suspected(&mut self, now: Instant) {
+        if self.rests_until.is_none() {
+            self.rests_until = Some(now);
+            self.failure = Some(Failure::Silent);
+        }
     }
 
     /// It failed. What else fails of what it carried when it began to rest doesn't make the rest longer.
@@ -108,6 +122,19 @@ mod tests {
         health.succeeded();
         health.failed(Failure::Silent, now);
         assert_eq!(health.probe_at(), Some(now + REST_FIRST));
+    }
+
+    #[test]
+    fn a_suspect_is_probed_at_once_and_rests_if_that_fails() {
+        let now = Instant::now();
+        let mut health = Health::default();
+        health.suspected(now);
+        assert_eq!((health.is_healthy(), health.probe_at()), (false, Some(now)));
+        health.probe_begun();
+        health.failed(Failure::Unreachable, now);
+        assert_eq!(health.probe_at(), Some(now + REST_FIRST));
+        health.suspected(now);
+        assert_eq!(health.probe_at(), Some(now + REST_FIRST), "it rests already");
     }
 
     #[test]

@@ -6,14 +6,14 @@
 //!                                  \              /
 //!                                   link: post, carry --finish--> its request goes on or ends
 //!                                             |
-//!                                             +-- hand back: healthy rails that it has not tried, best transport first
-//!                                                            else one that rests and that it has not tried
+//!                                             +-- hand back: a healthy rail that has not failed it, best transport first
+//!                                                            else one that rests, until another is healthy again
 //!                                                            else a healthy one once more, or the same again if what
 //!                                                            failed may pass: 3 times
 //!                                                            else its pieces end with the failure
 //! ```
 //!
-//! So each group visits each rail once, a few times the last one, and ends. A rail that failed rests ([`crate::rail`]), and
+//! So each group fails once on each rail, a few times on the last one, leaves a few for their slowness, and ends. A rail that failed rests ([`crate::rail`]), and
 //! is probed by `prober`.
 //!
 //! Groups that wait in the schedule have rails whose windows are full, so that some link holds groups and looks around for
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::batch::{BatchState, Group, Placement};
+use crate::batch::{BatchState, Group, MOVES_MAX, Placement};
 use crate::error::Failure;
 use crate::peer::Segment;
 use crate::rail::Health;
@@ -259,7 +259,7 @@ impl Rails {
                 stopped.push((group, reason));
                 continue;
             }
-            group.rail = placed.rail;
+            (group.rail, group.left) = (placed.rail, 0);
             group.placement = Some(Placement { at: now, overdue: placed.overdue });
             add(placements, group);
         }
@@ -272,14 +272,16 @@ impl Rails {
         }
     }
 
-    /// No healthy rail is left that the group has not tried.
+    /// No healthy rail is left that has not failed the group: it waits on one that rests, and leaves that when another is
+    /// healthy again.
     fn last_resort(&self, mut group: Group) -> Option<Group> {
-        let untried = rails_of(group.may & !group.tried);
+        group.left = 0;
         // One that leads to another engine does so for good.
-        let untried = untried.filter(|rail| !self.rail(*rail).health.lock().is_over()).map(|rail| 1 << rail).sum();
-        if let Some(rail) = self.first(untried) {
-            group.rail = rail;
-            return Some(group);
+        let untried = rails_of(group.may & !group.tried);
+        let untried: u64 = untried.filter(|rail| !self.rail(*rail).health.lock().is_over()).map(|rail| 1 << rail).sum();
+        let failures = |rail: &RailIndex| self.rail(*rail).health.lock().failures_in_a_row();
+        if let Some(rail) = rails_of(self.usable(untried)).min_by_key(failures) {
+            return Some(self.place_on(group, rail));
         }
         group.attempts += 1;
         let of_rail = || self.rail(self.first(group.may)?).health.lock().failure();
@@ -289,14 +291,30 @@ impl Rails {
             _ if group.attempts >= ATTEMPTS => {}
             // It came from there for slowness, or the rail works again.
             Some(rail) => {
-                (group.rail, group.tried) = (rail, 0);
-                return Some(group);
+                group.tried = 0;
+                return Some(self.place_on(group, rail));
             }
-            None if may_pass(failure) => return Some(group),
+            None if may_pass(failure) => {
+                let rail = group.rail;
+                return Some(self.place_on(group, rail));
+            }
             None => {}
         }
         group.finish(Err(failure));
         None
+    }
+
+    /// Counts a group on a rail, so that it can become overdue there, if its transport has several.
+    fn place_on(&self, mut group: Group, rail: RailIndex) -> Group {
+        group.rail = rail;
+        if self.is_alone(1 << rail, group.may) {
+            return group;
+        }
+        let now = Instant::now();
+        let placed = self.schedule.lock().place(waiting(group), rail, now);
+        let mut group = placed.value;
+        group.placement = Some(Placement { at: now, overdue: placed.overdue });
+        group
     }
 
     /// Places what waits, and posts it.
@@ -347,24 +365,28 @@ impl Rails {
             let slow_for = is_overdue.then(|| now.saturating_duration_since(at));
             self.schedule.lock().given_back(rail, group.bytes, group.batch.priority, slow_for, now);
         }
-        let failure = match trouble {
-            Trouble::Failed(failure) => Some(failure),
+        let mut begins_to_rest = false;
+        match trouble {
+            Trouble::Failed(failure) => {
+                begins_to_rest = self.failed(rail, failure, now);
+                group.tried |= 1 << rail;
+                group.failure = Some(failure);
+            }
             Trouble::Overdue { is_silent } => {
                 self.rail(rail).overdue.fetch_add(1, Ordering::Relaxed);
-                is_silent.then_some(Failure::Silent)
+                begins_to_rest = is_silent && self.suspected(rail, now);
+                group.left = 1 << rail;
+                group.moves += 1;
+                // One that no rail keeps is not given to each for ever.
+                group.tried |= u64::from(group.moves > MOVES_MAX) << rail;
             }
-            Trouble::Innocent => None,
-        };
-        let begins_to_rest = failure.is_some_and(|failure| self.failed(rail, failure, now));
-        if trouble != Trouble::Innocent {
-            group.tried |= 1 << rail;
-            group.failure = failure.or(group.failure).or(Some(Failure::Silent));
+            Trouble::Innocent => {}
         }
-        match (group.batch.stop_reason(now), failure) {
+        match (group.batch.stop_reason(now), trouble) {
             (Some(reason), _) => group.finish(Err(reason)),
-            (None, Some(Failure::Closed)) => group.finish(Err(Failure::Closed)),
+            (None, Trouble::Failed(Failure::Closed)) => group.finish(Err(Failure::Closed)),
             _ => {
-                let others = self.best(group.may & !group.tried);
+                let others = self.best(group.may & !group.tried & !group.left);
                 if others != 0 && !self.is_alone(others, group.may) {
                     self.schedule.lock().push(waiting(group), true);
                 } else if others != 0 {
@@ -380,7 +402,7 @@ impl Rails {
         begins_to_rest
     }
 
-    /// Healthy rails that a group has not tried, besides the one that has it.
+    /// Healthy rails that have not failed a group, besides the one that has it.
     pub(crate) fn others(&self, group: &Group) -> u64 {
         self.healthy.load(Ordering::Acquire) & group.may & !group.tried & !(1 << group.rail)
     }
@@ -425,6 +447,15 @@ impl Rails {
         if was_healthy {
             tracing::info!(rail = self.rail(rail).link.name(), %failure, "rail rests");
         }
+        was_healthy
+    }
+
+    /// It moved nothing while a group on it became overdue: it rests until a probe, which is due at once, has an answer.
+    fn suspected(&self, rail: RailIndex, now: Instant) -> bool {
+        let mut health = self.rail(rail).health.lock();
+        let was_healthy = health.is_healthy();
+        health.suspected(now);
+        self.healthy.fetch_and(!(1 << rail), Ordering::AcqRel);
         was_healthy
     }
 
@@ -475,6 +506,11 @@ impl Rails {
         self.rails.iter().enumerate().map(status).collect()
     }
 
+    #[cfg(feature = "faults")]
+    pub(crate) fn set_faults(&self, rail: usize, faults: crate::faulty::Faults) {
+        self.rails[rail].link.set_faults(faults);
+    }
+
     /// Ends everything.
     pub(crate) fn close(&self) {
         self.rails.iter().for_each(|rail| rail.link.close());
@@ -485,6 +521,8 @@ impl Rails {
 
 impl Rail {
     fn new(link: Arc<dyn Link>, health: Health) -> Self {
+        #[cfg(feature = "faults")]
+        let link = Arc::new(crate::faulty::FaultyLink::new(link));
         Self {
             link,
             health: Mutex::new(health),
@@ -496,7 +534,7 @@ impl Rail {
 }
 
 fn waiting(group: Group) -> Waiting<Group> {
-    let (bytes, priority, rails) = (group.bytes, group.batch.priority, group.may & !group.tried);
+    let (bytes, priority, rails) = (group.bytes, group.batch.priority, group.may & !group.tried & !group.left);
     Waiting { value: group, bytes, priority, rails }
 }
 

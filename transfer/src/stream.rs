@@ -21,6 +21,9 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// What one address of several may take before the next is tried.
 const FIRST_ADDRESS_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// Whether a connection that is being made is still wanted is asked this often.
+const WANTED_CHECK: Duration = Duration::from_millis(5);
+
 /// A connected socket.
 #[derive(Debug)]
 pub(crate) enum Stream {
@@ -116,6 +119,16 @@ impl ConnectError {
 ///
 /// Each address gets 300 ms, then all of them what is left, so that a dead address family costs little.
 pub(crate) fn connect_tcp(address: &str, deadline: Instant, buffer_bytes: usize) -> Result<Stream, ConnectError> {
+    connect_tcp_while(address, deadline, buffer_bytes, &mut || true)
+}
+
+/// The same, as long as `still` says that it is wanted.
+pub(crate) fn connect_tcp_while(
+    address: &str,
+    deadline: Instant,
+    buffer_bytes: usize,
+    still: &mut dyn FnMut() -> bool,
+) -> Result<Stream, ConnectError> {
     let unreachable = ConnectError::io(Failure::Unreachable);
     let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(unreachable)?.collect();
     let mut last = ConnectError::from(Failure::Unreachable);
@@ -123,10 +136,10 @@ pub(crate) fn connect_tcp(address: &str, deadline: Instant, buffer_bytes: usize)
     for bound in [FIRST_ADDRESS_TIMEOUT, Duration::MAX] {
         for address in &addresses {
             let left = deadline.saturating_duration_since(Instant::now()).min(if many { bound } else { Duration::MAX });
-            if left.is_zero() {
+            if left.is_zero() || !still() {
                 return Err(last);
             }
-            match connect_one(*address, left, buffer_bytes) {
+            match connect_one(*address, left, buffer_bytes, still) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = ConnectError::of_connect(error),
             }
@@ -139,11 +152,22 @@ pub(crate) fn connect_tcp(address: &str, deadline: Instant, buffer_bytes: usize)
     Err(last)
 }
 
-fn connect_one(address: SocketAddr, timeout: Duration, buffer_bytes: usize) -> io::Result<Stream> {
+fn connect_one(
+    address: SocketAddr,
+    timeout: Duration,
+    buffer_bytes: usize,
+    still: &mut dyn FnMut() -> bool,
+) -> io::Result<Stream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     // Before the connection: the window scale is agreed on with it.
     set_buffers(&socket, buffer_bytes)?;
-    socket.connect_timeout(&address.into(), timeout)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&address.into()) {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => await_connection(&socket, timeout, still)?,
+        Err(error) => return Err(error),
+    }
+    socket.set_nonblocking(false)?;
     let stream = TcpStream::from(socket);
     // On loopback, a connection to a free ephemeral port can end up connected to itself.
     if stream.local_addr()? == stream.peer_addr()? {
@@ -151,6 +175,21 @@ fn connect_one(address: SocketAddr, timeout: Duration, buffer_bytes: usize) -> i
     }
     set_tcp_options(&stream)?;
     Ok(Stream::Tcp(stream))
+}
+
+/// Waits until a connection is made or refused.
+fn await_connection(socket: &Socket, timeout: Duration, still: &mut dyn FnMut() -> bool) -> io::Result<()> {
+    let until = Instant::now().checked_add(timeout);
+    loop {
+        let left = until.map_or(WANTED_CHECK, |until| until.saturating_duration_since(Instant::now()));
+        if left.is_zero() || !still() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let events = crate::lend::poll(socket.as_fd(), rustix::event::PollFlags::OUT, left.min(WANTED_CHECK))?;
+        if !events.is_empty() {
+            return socket.take_error()?.map_or(Ok(()), Err);
+        }
+    }
 }
 
 /// Options of both ends: no delay, and the kernel's means against silent peers.
@@ -201,12 +240,22 @@ pub(crate) fn is_same_user(stream: &UnixStream) -> io::Result<()> {
 
 /// Greets whoever accepted a connection; gives who it is. Then receipts and sends give up after a tick.
 pub(crate) fn greet(stream: &Stream, greeting: &Greeting, deadline: Instant) -> Result<Greeting, ConnectError> {
+    greet_while(stream, greeting, deadline, &mut || true)
+}
+
+/// The same, as long as `still` says that it is wanted.
+pub(crate) fn greet_while(
+    stream: &Stream,
+    greeting: &Greeting,
+    deadline: Instant,
+    still: &mut dyn FnMut() -> bool,
+) -> Result<Greeting, ConnectError> {
     let lost = || ConnectError::io(Failure::Unreachable);
     let left = deadline.saturating_duration_since(Instant::now());
-    stream.set_timeouts(left, left).map_err(lost())?;
+    stream.set_timeouts(WANTED_CHECK, left).map_err(lost())?;
     (&mut &*stream).write_all(&greeting.encode(Kind::Hello)).map_err(lost())?;
     let mut header = [0; HEADER_BYTES];
-    (&mut &*stream).read_exact(&mut header).map_err(lost())?;
+    read_all(stream, &mut header, deadline, still).map_err(lost())?;
     let header = Header::decode(&header).map_err(|error| ConnectError::from(error.failure()))?;
     match header.kind {
         Kind::Welcome if header.length == GREETING_BYTES as u64 => {}
@@ -214,10 +263,32 @@ pub(crate) fn greet(stream: &Stream, greeting: &Greeting, deadline: Instant) -> 
         _ => return Err(Failure::Protocol.into()),
     }
     let mut body = [0; GREETING_BYTES];
-    (&mut &*stream).read_exact(&mut body).map_err(lost())?;
+    read_all(stream, &mut body, deadline, still).map_err(lost())?;
     let welcome = Greeting::decode(&body).map_err(|error| ConnectError::from(error.failure()))?;
     stream.set_timeouts(TICK, TICK).map_err(lost())?;
     Ok(welcome)
+}
+
+/// Fills `bytes` from a stream whose receipts give up now and then.
+fn read_all(
+    mut stream: &Stream,
+    mut bytes: &mut [u8],
+    deadline: Instant,
+    still: &mut dyn FnMut() -> bool,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.read(bytes) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => bytes = &mut bytes[count..],
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                if Instant::now() >= deadline || !still() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Boot id of this host; 0 if it can't be read, which is nobody's.

@@ -87,6 +87,10 @@ pub(crate) trait Link: Send + Sync {
 
     /// Ends everything with `Closed` and takes no more. What is on its way ends within a tick.
     fn close(&self);
+
+    /// Makes it fail from here on, if it can.
+    #[cfg(feature = "faults")]
+    fn set_faults(&self, _: crate::faulty::Faults) {}
 }
 
 /// Links to one peer.

@@ -149,13 +149,13 @@ impl Lane {
         let mut frames = Vec::new();
         self.unsent_from = self.next_id;
         while self.awaiting.len() < GROUPS_MAX && self.in_flight < window {
-            let Some(group) = source.next(window - self.in_flight, self.awaiting.is_empty()) else { break };
+            let Some(mut group) = source.next(window - self.in_flight, self.awaiting.is_empty()) else { break };
             let now = Instant::now();
             if let Some(reason) = group.batch.stop_reason(now) {
                 group.finish(Err(reason));
                 continue;
             }
-            if let Err(trouble) = self.connected(shared, &group, now) {
+            if let Err(trouble) = self.connected(shared, &mut group, now) {
                 group.hand_back_for(trouble);
                 shared.hand_back_queued();
                 continue;
@@ -192,7 +192,7 @@ impl Lane {
     }
 
     /// Connects if there is no connection; a failed attempt lets the lane rest, longer each time.
-    fn connected(&mut self, shared: &Shared, group: &Group, now: Instant) -> Result<(), Trouble> {
+    fn connected(&mut self, shared: &Shared, group: &mut Group, now: Instant) -> Result<(), Trouble> {
         if shared.is_closed() {
             return Err(Failure::Closed.into());
         }
@@ -205,10 +205,14 @@ impl Lane {
             return Err(failure.into());
         }
         let deadline = group.batch.deadline.min(now + shared.settings.connect_timeout);
-        // Where another rail is there, a connection may take no longer than the group would.
-        let patience = group.patience().map(|patience| patience.max(now + shared.usual_connect() * 4));
-        let deadline = patience.map_or(deadline, |patience| deadline.min(patience));
-        match shared.connect(deadline) {
+        // Where another rail is there, a connection may take no longer than the group would, or connections usually do.
+        let (patience, mut is_late) = (now + shared.usual_connect() * 2, false);
+        let mut still = || {
+            let now = Instant::now();
+            is_late = now >= patience && group.is_overdue(now);
+            !is_late && !shared.is_closed() && group.batch.stop_reason(now).is_none()
+        };
+        match shared.connect(deadline, &mut still) {
             Ok(Connected { stream, number }) => {
                 self.stream = Some(stream);
                 self.number = number;
@@ -217,7 +221,7 @@ impl Lane {
             }
             Err(ConnectError { failure, source }) => {
                 tracing::debug!(peer = shared.address, %failure, error = ?source, "no connection");
-                if patience.is_some_and(|patience| Instant::now() >= patience) {
+                if is_late {
                     return Err(Trouble::Overdue { is_silent: false });
                 }
                 self.rest(failure);

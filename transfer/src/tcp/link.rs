@@ -5,6 +5,7 @@
 //! while. A lane that its driver left before it was idle is finished by a worker too.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -20,12 +21,14 @@ use crate::region::Region;
 use crate::schedule::Priority;
 use crate::settings::Settings;
 use crate::slice::Direction;
-use crate::stream::{ConnectError, Stream, TICK, connect_tcp, greet};
+use crate::stream::{ConnectError, Stream, TICK, connect_tcp_while, greet_while};
 use crate::transport::{Limits, Link, TransportKind};
 use crate::wire::{self, Greeting};
 
 /// Pieces in a group: enough that one system call moves 512 KiB of 4 KiB pieces.
 const GROUP_PIECES: usize = 128;
+/// Believed of a connection before the first.
+const CONNECT_MICROS: u64 = 20_000;
 /// A worker without work ends after this.
 const WORKER_IDLE: Duration = Duration::from_secs(10);
 /// Queued bytes for which one worker is enough.
@@ -66,22 +69,26 @@ struct Queue {
 
 impl Shared {
     /// A data connection to the peer.
-    pub(crate) fn connect(&self, deadline: Instant) -> Result<Connected, ConnectError> {
+    pub(crate) fn connect(
+        &self,
+        deadline: Instant,
+        still: &mut dyn FnMut() -> bool,
+    ) -> Result<Connected, ConnectError> {
         if let Some(spare) = self.spare.lock().take() {
             return Ok(spare);
         }
         let begun = Instant::now();
-        let stream = connect_tcp(&self.address, deadline, self.settings.socket_buffer_bytes)?;
-        let welcome = greet(&stream, &self.greeting, deadline)?;
+        let stream = connect_tcp_while(&self.address, deadline, self.settings.socket_buffer_bytes, still)?;
+        let welcome = greet_while(&stream, &self.greeting, deadline, still)?;
         if welcome.instance != self.instance {
             return Err(Failure::Restarted.into());
         }
         let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.connect_micros.store(took, Ordering::Relaxed);
+        self.connect_micros.fetch_min(took, Ordering::Relaxed);
         Ok(Connected { stream, number: welcome.connection })
     }
 
-    /// How long the last connection took to make; 0 before the first.
+    /// How long a connection takes at best: a lost packet, which takes a second to repeat, is not waited for.
     pub(crate) fn usual_connect(&self) -> Duration {
         Duration::from_micros(self.connect_micros.load(Ordering::Relaxed)).min(self.settings.connect_timeout)
     }
@@ -189,7 +196,7 @@ impl TcpLink {
             queue: Mutex::default(),
             work: Condvar::new(),
             spare: Mutex::default(),
-            connect_micros: AtomicU64::new(0),
+            connect_micros: AtomicU64::new(CONNECT_MICROS),
             closed: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared), lanes }
@@ -236,6 +243,11 @@ impl Link for TcpLink {
         &self.shared.address
     }
 
+    fn bandwidth(&self) -> Option<f64> {
+        let address = self.shared.address.parse::<SocketAddr>().ok()?;
+        crate::topology::bandwidth_towards(address.ip())
+    }
+
     fn limits(&self) -> Limits {
         let piece_bytes = self.shared.settings.piece_bytes;
         Limits { piece_bytes, group_pieces: GROUP_PIECES, group_bytes: piece_bytes }
@@ -269,7 +281,8 @@ impl Link for TcpLink {
     }
 
     fn probe(&self, deadline: Instant) -> Result<(), Failure> {
-        let connected = self.shared.connect(deadline).map_err(|error| error.failure)?;
+        let connected =
+            self.shared.connect(deadline, &mut || !self.shared.is_closed()).map_err(|error| error.failure)?;
         if !self.shared.is_closed() {
             *self.shared.spare.lock() = Some(connected);
         }

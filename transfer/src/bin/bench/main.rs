@@ -12,7 +12,7 @@ mod target;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: tidepool-transfer-bench target    [--listen HOST:PORT] [--bytes N] [--devices NAME,..]
+usage: tidepool-transfer-bench target    [--listen HOST:PORT,..] [--bytes N] [--devices NAME,..]
        tidepool-transfer-bench initiator --peer HOST:PORT [--transport shm|rdma|tcp] [--direction read|write]
                                          [--block N] [--batch N] [--threads N] [--seconds S] [--verify]
                                          [--devices NAME,..] [--completion event|poll]

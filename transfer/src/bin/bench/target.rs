@@ -23,9 +23,9 @@ impl Handler for Echo {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
-    let listen = arguments.text("listen").unwrap_or("127.0.0.1:0").to_owned();
+    let listen = arguments.text("listen").unwrap_or("127.0.0.1:0").split(',').map(str::to_owned).collect();
     let bytes = arguments.number("bytes", SEGMENT_BYTES)?;
-    let engine = Engine::start(Settings { listen: vec![listen], ..arguments.settings()? })?;
+    let engine = Engine::start(Settings { listen, ..arguments.settings()? })?;
     let memory = Memory::shared(usize::try_from(bytes)?, PeerMapping::Writable)?;
     fill(&memory)?;
     engine.register(&memory, AccessRights::READ_WRITE, Some(SEGMENT))?;

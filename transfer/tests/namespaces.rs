@@ -1,0 +1,183 @@
+//! Rails of different speed over virtual networks, one of them cut in mid-batch without a word.
+//!
+//! `TIDEPOOL_CUTS=100` cuts so many times and prints the stalls.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use support::network::{Cut, Network, why_not};
+use support::{soon, start};
+use tidepool_transfer::{
+    AccessRights, Batch, BatchOptions, Direction, Engine, Memory, PeerId, RemoteSlice, Request, Settings, Slice,
+};
+
+mod support;
+
+const MIB: u64 = 1 << 20;
+const BYTES: u64 = 64 * MIB;
+
+/// An engine on the other side of the network, with 64 MiB named "bench" whose bytes are known.
+struct Target(Child);
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Asking {
+    engine: Engine,
+    peer: PeerId,
+    local: Memory,
+    whole: Request,
+}
+
+impl Asking {
+    /// From a thread that has entered the network.
+    fn start(network: &Network) -> (Self, Target) {
+        let mut command = network.command_there(env!("CARGO_BIN_EXE_tidepool-transfer-bench"));
+        command.args(["target", "--bytes", "64M", "--listen", &network.listen()]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("spawned");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("said");
+        let target = Target(child);
+        let address = line.split('"').nth(3).expect("an address");
+
+        let engine = start(Settings { same_host: false, ..Settings::default() });
+        let peer = engine.connect(address, soon()).expect("connected");
+        let segment = engine.open(peer, "bench", soon()).expect("opened");
+        let local = Memory::anonymous(BYTES as usize).expect("memory");
+        let region = engine.register(&local, AccessRights::LOCAL, None).expect("registered").region;
+        let whole = Request {
+            direction: Direction::Read,
+            local: Slice { region, offset: 0, length: BYTES },
+            remote: RemoteSlice { segment, offset: 0 },
+        };
+        (Self { engine, peer, local, whole }, target)
+    }
+
+    fn submit(&self, direction: Direction) -> Batch {
+        let request = Request { direction, ..self.whole };
+        self.engine.submit(&[request], BatchOptions::default()).expect("submitted")
+    }
+
+    fn moved(&self) -> u64 {
+        self.engine.rails(self.peer).expect("known").iter().map(|rail| rail.moved_bytes).sum()
+    }
+
+    fn wait_until_healthy(&self, rails: usize) {
+        let until = soon();
+        loop {
+            let status = self.engine.rails(self.peer).expect("known");
+            if status.len() == rails && status.iter().all(|rail| rail.rests.is_none()) {
+                return;
+            }
+            assert!(Instant::now() < until, "{status:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// A 4 KiB block of the target's memory as it was filled.
+fn block(number: u64) -> Vec<u8> {
+    (0..512).flat_map(|word| ((number << 9) + word).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
+}
+
+/// Runs a test in a thread of its own, which may move to another network.
+fn in_network(megabits: &[u32], test: impl FnOnce(&Network) + Send) {
+    if let Some(reason) = why_not() {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let network = Network::new(megabits);
+    std::thread::scope(|scope| {
+        let tested = scope.spawn(|| {
+            network.enter();
+            test(&network);
+        });
+        if let Err(panic) = tested.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+#[test]
+fn a_rail_that_is_cut_in_mid_batch_costs_no_request_no_byte_and_little_time() {
+    let cuts = std::env::var("TIDEPOOL_CUTS").map_or(4, |cuts| cuts.parse::<usize>().expect("a number"));
+    in_network(&[3000, 1500], |network| {
+        let (asking, _target) = Asking::start(network);
+        asking.wait_until_healthy(2);
+        let expected: Vec<u8> = (0..BYTES / 4096).flat_map(block).collect();
+        for _ in 0..3 {
+            asking.submit(Direction::Read).wait().all().expect("read");
+        }
+        let mut stalls = Vec::new();
+        for round in 0..cuts {
+            let (rail, how) = (round % 2, if round / 2 % 2 == 0 { Cut::Drop } else { Cut::LinkDown });
+            // Bytes go out and come back, so that both directions are cut; at the end both sides are as before.
+            let direction = if round / 4 % 2 == 0 { Direction::Read } else { Direction::Write };
+            if direction == Direction::Read {
+                asking.local.write_at(0, &vec![0; BYTES as usize]).expect("inside");
+            }
+            let before = asking.moved();
+            let batch = asking.submit(direction);
+            while asking.moved() < before + 8 * MIB && batch.poll().is_none() {
+                std::thread::yield_now();
+            }
+            let cut = std::thread::scope(|scope| {
+                let cutting = scope.spawn(|| network.cut(rail, how));
+                let (mut stall, mut moved, mut since) = (Duration::ZERO, asking.moved(), Instant::now());
+                let outcome = loop {
+                    let outcome = batch.wait_until(Instant::now() + Duration::from_micros(500));
+                    let now = asking.moved();
+                    if now > moved || outcome.is_some() {
+                        stall = stall.max(since.elapsed());
+                        (moved, since) = (now, Instant::now());
+                    }
+                    if let Some(outcome) = outcome {
+                        break outcome;
+                    }
+                };
+                cutting.join().expect("cut");
+                outcome.all().expect("moved by the other rail");
+                stall
+            });
+            stalls.push(cut);
+            network.mend(rail, how);
+            asking.wait_until_healthy(2);
+            // A write is checked by reading it back.
+            asking.submit(Direction::Read).wait().all().expect("read");
+            assert!(support::bytes(&asking.local) == expected, "round {round}: {direction:?}");
+        }
+        stalls.sort();
+        let at = |share: f64| stalls[((stalls.len() - 1) as f64 * share) as usize];
+        eprintln!("{cuts} cuts: stall median {:?}, p90 {:?}, p99 {:?}, most {:?}", at(0.5), at(0.9), at(0.99), at(1.0));
+        // Far below the silence timeout of 5 s, which is what a batch would wait for without rails.
+        assert!(at(1.0) < Duration::from_secs(2), "{stalls:?}");
+        let rails = asking.engine.rails(asking.peer).expect("known");
+        assert!(rails.iter().all(|rail| rail.moved_bytes > 0), "{rails:?}");
+        eprintln!("{rails:?}");
+    });
+}
+
+#[test]
+fn rails_of_different_speed_carry_by_their_speed() {
+    in_network(&[2000, 500], |network| {
+        let (asking, _target) = Asking::start(network);
+        asking.wait_until_healthy(2);
+        for _ in 0..6 {
+            asking.submit(Direction::Read).wait().all().expect("read");
+        }
+        let before = asking.engine.rails(asking.peer).expect("known");
+        for _ in 0..4 {
+            asking.submit(Direction::Read).wait().all().expect("read");
+        }
+        let after = asking.engine.rails(asking.peer).expect("known");
+        let moved = |rail: usize| (after[rail].moved_bytes - before[rail].moved_bytes) as f64;
+        let share = moved(0) / (moved(0) + moved(1));
+        eprintln!("the faster rail carried {share:.2} of the bytes: {after:?}");
+        assert!((0.6..0.98).contains(&share), "0.8 would be by speed, and it is {share:.2}: {after:?}");
+    });
+}
