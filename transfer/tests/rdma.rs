@@ -167,6 +167,20 @@ fn scattered_memory_is_gathered_into_one_remote_range() {
 }
 
 #[test]
+fn ports_and_addresses_of_the_machine_are_shown_or_why_there_are_none() {
+    let found = tidepool_transfer::rdma_ports();
+    if !has_devices(1) {
+        // Whatever the machine has: an answer, not a failure to start.
+        return assert!(found.is_ok() || !found.expect_err("none").to_string().is_empty());
+    }
+    let found = found.expect("devices");
+    let first = found.iter().find(|port| port.device == "rxe0").expect("is there");
+    assert_eq!((first.port, first.link_layer, first.is_active, first.mtu), (1, "Ethernet", true, 4096));
+    let own: std::net::Ipv6Addr = "::ffff:10.77.0.1".parse().expect("an address");
+    assert!(first.gids.contains(&(own, true)) && first.chosen == Some(own), "{first:?}");
+}
+
+#[test]
 fn rdma_goes_before_tcp_if_both_ends_have_a_device() {
     if !has_devices(2) {
         return;

@@ -949,3 +949,6 @@ impl QueuePair {
         self.modify(abi::SET_STATE, |attributes| attributes.state = abi::STATE_ERROR)
     }
 }
+
+#[cfg(test)]
+mod tests;
