@@ -63,7 +63,10 @@ impl Fault {
 
 /// Copies bytes at an address that need not be good.
 pub(crate) fn copy_in(span: Span, target: &mut Vec<u8>) -> Result<(), Fault> {
-    target.reserve(span.length);
+    // Looked at before room is made for it: a length may be nonsense.
+    if span.length > 0 && !is_mapped(span) || target.try_reserve(span.length).is_err() {
+        return Err(Fault(span));
+    }
     let local = libc::iovec { iov_base: target.spare_capacity_mut().as_mut_ptr().cast(), iov_len: span.length };
     let copied = by_kernel(span, local, libc::process_vm_readv)?;
     // SAFETY: that many bytes behind the length were written, and they were reserved.

@@ -161,7 +161,6 @@ fn gather(registry: &Registry, item: &Item) -> Result<Bytes, Fault> {
         return Ok(used.into_shared());
     }
     let mut value = Vec::new();
-    // Trusted to be there, but not to be small: the kernel says so before much is asked for.
     for span in &item.spans {
         copy_in(*span, &mut value)?;
     }

@@ -1,0 +1,133 @@
+"""What ``setup`` is told, and the connection that comes of it."""
+
+import logging
+import os
+import time
+from typing import NamedTuple, Optional, Tuple
+
+import tidepool
+from tidepool._native import Connection
+
+from . import _codes
+
+log = logging.getLogger("mooncake.store")
+
+DEFAULT_MASTER = "127.0.0.1:50051"
+DEFAULT_SEGMENT_BYTES = 16 << 20
+# Transports that every machine has, and how a client of the catalog alone calls itself.
+_PLAIN = ("", "tcp", "rpc_only", "local", "p2p")
+_ONE_ATTEMPT_SECONDS = 1.0
+
+
+class Settings(NamedTuple):
+    """Of a store, in the order of ``setup``'s arguments."""
+
+    local_hostname: str
+    metadata_server: str
+    global_segment_size: int
+    local_buffer_size: int
+    protocol: str
+    rdma_devices: str
+    master_server_addr: str
+    engine: Optional[object] = None
+    enable_ssd_offload: bool = False
+    ssd_offload_path: str = ""
+    tenant_id: str = "default"
+    enable_client_http_server: bool = False
+    client_http_port: int = 9300
+
+
+def of_dict(config: dict) -> Settings:
+    """Settings of a dictionary, whose values may all be texts. Raises ValueError if one is missing or can't be meant."""
+
+    def text(*names: str, default: Optional[str] = None) -> str:
+        for name in names:
+            if config.get(name) not in (None, ""):
+                return str(config[name])
+        if default is None:
+            raise ValueError(f"{names[0]} is missing")
+        return default
+
+    def truth(name: str) -> bool:
+        return str(config.get(name, "")).strip().lower() in ("1", "true", "yes", "on")
+
+    return Settings(
+        text("local_hostname"),
+        text("metadata_server"),
+        _codes.size(config.get("global_segment_size"), DEFAULT_SEGMENT_BYTES),
+        _codes.size(config.get("local_buffer_size"), DEFAULT_SEGMENT_BYTES),
+        text("protocol", default="tcp"),
+        # Integrations use the second name of each; taken for the first, it decides which server is reached.
+        text("rdma_devices", "device_name", default=""),
+        text("master_server_addr", "master_server_address", default=DEFAULT_MASTER),
+        None,
+        truth("enable_ssd_offload"),
+        text("ssd_offload_path", default=""),
+        text("tenant_id", default="default"),
+        truth("enable_client_http_server"),
+        int(config.get("client_http_port", 9300)),
+    )
+
+
+def check_protocol(protocol: str) -> int:
+    """0 if bytes can go that way here."""
+    name = protocol.strip().lower()
+    if name in _PLAIN:
+        return _codes.OK
+    if name == "rdma":
+        if may_fall_back():
+            log.warning("protocol rdma is not available: tcp and shared memory are used, as MC_FORCE_TCP allows")
+            return _codes.OK
+        log.error("protocol rdma is not available; set MC_FORCE_TCP=1 to allow tcp and shared memory, or ask for tcp")
+        return _codes.INVALID_PARAMS
+    log.error("protocol %r is not known; give tcp or rdma", protocol)
+    return _codes.INVALID_PARAMS
+
+
+def may_fall_back() -> bool:
+    """Whether the caller allows TCP where RDMA was asked for."""
+    return os.environ.get("MC_FORCE_TCP", "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def connect(settings: Settings) -> Tuple[int, Optional[Connection]]:
+    """A connection to the node that is named as master; asks again while nothing answers there."""
+    wrong = check_protocol(settings.protocol)
+    if wrong:
+        return wrong, None
+    if settings.global_segment_size < 0 or settings.local_buffer_size < 0:
+        return _codes.INVALID_PARAMS, None
+    endpoint = (settings.master_server_addr or DEFAULT_MASTER).strip()
+    scheme, separator, _ = endpoint.partition("://")
+    if separator and scheme not in ("http", "unix"):
+        log.error("master %r: name the address of a node, %s is not used here", endpoint, scheme)
+        return _codes.NOT_SUPPORTED, None
+    if settings.enable_ssd_offload:
+        log.info("SSD offload is a setting of the node; it is not changed by this client")
+    tenant = "" if settings.tenant_id in ("", "default") else settings.tenant_id
+    return _connect(endpoint, tenant)
+
+
+def _connect(endpoint: str, tenant: str) -> Tuple[int, Optional[Connection]]:
+    attempts = max(1, int(os.environ.get("MC_STORE_CLIENT_SETUP_RETRIES", "20")))
+    deadline = max(0.001, int(os.environ.get("MC_RPC_TIMEOUT_MS", "30000")) / 1000)
+    token_file = os.environ.get("TIDEPOOL_TOKEN_FILE")
+    for attempt in range(attempts):
+        began = time.monotonic()
+        try:
+            token = None
+            if token_file:
+                with open(token_file, encoding="ascii") as file:
+                    token = file.read()
+            # One quick look first, then the connection that stays, whose calls have the whole deadline.
+            probe = Connection.connect(False, [endpoint], token, tenant, _ONE_ATTEMPT_SECONDS * 5, 2.0, 1, 0, False)
+            probe.exists(False, ["tidepool/setup"], None, False)
+            probe.close()
+            return _codes.OK, Connection.connect(False, [endpoint], token, tenant, deadline, 2.0, 4, 5, True)
+        except (tidepool.UnavailableError, tidepool.DeadlineError) as error:
+            log.warning("master %s, attempt %d of %d: %s", endpoint, attempt + 1, attempts, error)
+            if attempt + 1 < attempts:
+                time.sleep(max(0.0, _ONE_ATTEMPT_SECONDS - (time.monotonic() - began)))
+        except (tidepool.TidepoolError, OSError) as error:
+            log.error("master %s: %s", endpoint, error)
+            return _codes.code(error), None
+    return _codes.INTERNAL_ERROR, None

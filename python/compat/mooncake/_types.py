@@ -1,0 +1,208 @@
+"""Enumerations and plain classes of ``mooncake.store``."""
+
+from enum import Enum
+from typing import List, Optional, Tuple
+
+from . import _codes
+
+SOFT_PIN_TTL_MOST_MS = 86_400_000
+
+
+class ObjectDataType(Enum):
+    """What an object holds."""
+
+    UNKNOWN = 0
+    KVCACHE = 1
+    TENSOR = 2
+    WEIGHT = 3
+    SAMPLE = 4
+    ACTIVATION = 5
+    GRADIENT = 6
+    OPTIMIZER_STATE = 7
+    METADATA = 8
+    GENERAL = 9
+
+
+class SoftPinAction(Enum):
+    """What a put does about a soft pin. Accepted; there are no soft pins."""
+
+    PRESERVE = 0
+    ENABLE = 1
+    DISABLE = 2
+
+
+class ReplicaStatus(Enum):
+    """State of a copy. Only complete ones are ever seen."""
+
+    UNDEFINED = 0
+    INITIALIZED = 1
+    PROCESSING = 2
+    COMPLETE = 3
+    REMOVED = 4
+    FAILED = 5
+
+
+class TaskStatus(Enum):
+    """State of a task."""
+
+    PENDING = 0
+    PROCESSING = 1
+    SUCCESS = 2
+    FAILED = 3
+
+
+class TaskType(Enum):
+    """What a task does."""
+
+    REPLICA_COPY = 0
+    REPLICA_MOVE = 1
+
+
+class ReplicateConfig:
+    """What a put asks for besides its bytes."""
+
+    def __init__(self) -> None:
+        self.replica_num = 1
+        self.nof_replica_num = 0
+        self.dfs_replica_num = 0
+        self.soft_pin_action = SoftPinAction.PRESERVE
+        self.soft_pin_ttl_ms: Optional[int] = None
+        self.with_hard_pin = False
+        self.preferred_segments: List[str] = []
+        self.preferred_segment = ""
+        self.preferred_nof_segments: List[str] = []
+        self.prefer_alloc_in_same_node = False
+        self.data_type = ObjectDataType.UNKNOWN
+        self.group_ids: Optional[List[str]] = None
+
+    def __repr__(self) -> str:
+        return f"<ReplicateConfig {vars(self)}>"
+
+    def check(self, keys: int) -> int:
+        """0, or the code of what is wrong with it for a put of so many keys."""
+        wrong = (
+            min(self.replica_num, self.nof_replica_num, self.dfs_replica_num) < 0
+            or self.replica_num + self.nof_replica_num + self.dfs_replica_num == 0
+            or self.dfs_replica_num > 1
+            or self.nof_replica_num > 0
+            or (self.dfs_replica_num > 0 and self.replica_num == 0)
+            or (self.group_ids is not None and len(self.group_ids) != keys)
+            or (self.soft_pin_ttl_ms is not None and not self._may_have_ttl())
+        )
+        return _codes.INVALID_PARAMS if wrong else _codes.OK
+
+    def _may_have_ttl(self) -> bool:
+        return self.soft_pin_action is SoftPinAction.ENABLE and 0 <= self.soft_pin_ttl_ms <= SOFT_PIN_TTL_MOST_MS
+
+    def options(self, upsert: bool) -> Tuple[bool, int, str, bool, bool]:
+        """As the native put takes them; groups go apart."""
+        group = self.group_ids[0] if self.group_ids and len(self.group_ids) == 1 else ""
+        return False, ObjectDataType(self.data_type).value, group, upsert, bool(self.with_hard_pin)
+
+    def groups(self, keys: int) -> List[str]:
+        """One a key, or none."""
+        return list(self.group_ids) if self.group_ids and keys > 1 else []
+
+
+class Descriptor:
+    """Where a copy in memory lies. Addresses are the node's own business: 0."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.buffer_address = 0
+        self.transport_endpoint = ""
+
+
+class MemoryDescriptor:
+    """A copy in memory."""
+
+    def __init__(self, buffer_descriptor: Descriptor) -> None:
+        self.buffer_descriptor = buffer_descriptor
+
+
+class DiskDescriptor:
+    """A copy on disk."""
+
+    def __init__(self, file_path: str, object_size: int) -> None:
+        self.file_path = file_path
+        self.object_size = object_size
+
+
+class ReplicaDescriptor:
+    """A copy of an object."""
+
+    def __init__(self, node: str, size: int, tier: str) -> None:
+        self.status = ReplicaStatus.COMPLETE
+        self._node, self._size, self._tier = node, size, tier
+
+    def is_memory_replica(self) -> bool:
+        """Whether it is in memory."""
+        return self._tier == "dram"
+
+    def is_disk_replica(self) -> bool:
+        """Whether it is in a shared file system: never."""
+        return False
+
+    def is_local_disk_replica(self) -> bool:
+        """Whether it is on a node's disk."""
+        return self._tier == "nvme"
+
+    def get_memory_descriptor(self) -> MemoryDescriptor:
+        """Where it lies in memory. Raises RuntimeError if it does not."""
+        if not self.is_memory_replica():
+            raise RuntimeError("the replica is not in memory")
+        descriptor = Descriptor()
+        descriptor.size, descriptor.transport_endpoint = self._size, self._node
+        return MemoryDescriptor(descriptor)
+
+    def get_disk_descriptor(self) -> DiskDescriptor:
+        """Where it lies in a file. Raises RuntimeError: a copy on a node's disk has no file of its own."""
+        raise RuntimeError("the replica is not a file")
+
+
+class QueryTaskResponse:
+    """State of a task."""
+
+    def __init__(self) -> None:
+        self.id = (0, 0)
+        self.type = TaskType.REPLICA_COPY
+        self.status = TaskStatus.PENDING
+        self.created_at_ms_epoch = 0
+        self.last_updated_at_ms_epoch = 0
+        self.assigned_client = (0, 0)
+        self.message = ""
+
+
+class ParallelAxis:
+    """How a tensor is spread along one axis."""
+
+    def __init__(self) -> None:
+        self.kind = "tp"
+        self.rank = 0
+        self.size = 1
+        self.split_dim: Optional[int] = None
+        self.expert_id: Optional[int] = None
+        self.stage_id: Optional[int] = None
+
+
+class TensorParallelism:
+    """How a tensor is spread."""
+
+    def __init__(self) -> None:
+        self.axes: List[ParallelAxis] = []
+
+
+class ReadTarget:
+    """Which part of a spread tensor a reader wants."""
+
+    def __init__(self) -> None:
+        self.mode = "as_stored"
+        self.parallelism: Optional[TensorParallelism] = None
+
+
+class EngramStoreConfig:
+    """Settings of an ``EngramStore``."""
+
+    def __init__(self) -> None:
+        self.table_vocab_sizes: List[int] = []
+        self.embedding_dim = 0

@@ -1,0 +1,96 @@
+"""The commands that scripts start: a master that is a node, a client service, a metadata server."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from mooncake import cli_client, http_metadata_server
+from mooncake.store import MooncakeDistributedStore
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.fixture
+def master(tmp_path):
+    environment = {**os.environ, "MOONCAKE_MASTER_PROGRAM": os.environ["NODE_PROGRAM"]}
+    port, metrics = free_port(), free_port()
+    flags = [f"--rpc_port={port}", f"-metrics_port={metrics}", "--enable_http_metadata_server=true", "--http_metadata_server_port=0"]
+    flags += ["--eviction_high_watermark_ratio=0.95", f"--data={tmp_path}/data", "--dram=64MiB", "--nvme=0"]
+    command = [sys.executable, "-m", "mooncake.cli", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    yield json.loads(process.stdout.readline())
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+def fetch(url, method="GET", body=None):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, method=method), timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_a_master_is_a_node(master):
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", master["metadata"], 1 << 20, 1 << 20, "tcp", "", master["master"]) == 0
+    assert store.put("a key", b"value") == 0 and store.get("a key") == b"value"
+    admin = f"http://{master['admin']}"
+    assert fetch(f"{admin}/get_all_segments")[1].strip()
+    assert json.loads(fetch(f"{admin}/health")[1])["service_ready"] is True
+    assert fetch(f"{admin}/role") == (200, b"leader")
+    assert fetch(f"{admin}/get_all_keys") == (200, b"a key\n")
+    assert b"tidepool_" in fetch(f"{admin}/metrics")[1]
+    assert fetch(f"{admin}/else")[0] == 404
+    store.close()
+
+
+def test_a_client_service_names_the_master(node):
+    import threading
+
+    server = cli_client.serve("127.0.0.1", 0, node.grpc)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(64 << 20, 16 << 20, f"127.0.0.1:{server.server_address[1]}") == 0
+    address = store.alloc_from_mem_pool(4096)
+    assert store.register_buffer(address, 4096) == 0
+    assert store.put_from("dummy", address, 4096) == 0
+    assert store.get_into("dummy", address, 4096) == 4096
+    assert store.close() == 0
+    server.shutdown()
+    server.server_close()
+    assert cli_client.master_of("127.0.0.1:1") is None
+    assert cli_client.master_of("nonsense") is None
+
+
+def test_a_metadata_server_keeps_keys():
+    server = http_metadata_server.serve("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.server_address[1]}/metadata"
+    assert fetch(f"{url}?key=a")[0] == 404
+    assert fetch(f"{url}?key=a", "PUT", b"{}")[0] == 200
+    assert fetch(f"{url}?key=a") == (200, b"{}")
+    assert fetch(f"{url}?key=a", "PUT", b"[]")[0] == 200
+    assert fetch(f"{url}?key=mooncake/rpc_meta/h", "PUT", b"1")[0] == 200
+    assert fetch(f"{url}?key=mooncake/rpc_meta/h", "PUT", b"2")[0] == 400
+    assert fetch(f"{url}?key=a", "DELETE")[0] == 200
+    assert fetch(f"{url}?key=a", "DELETE")[0] == 404
+    assert fetch(f"{url}?key=a", "POST", b"")[0] == 405
+    assert fetch(url)[0] == 400
+    server.shutdown()
+
+
+def test_versions_are_the_same():
+    import mooncake
+
+    import tidepool
+
+    assert mooncake.__version__ == tidepool.__version__
