@@ -18,6 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 
 use crate::failure::Reason;
+use crate::interpreter::detach;
 
 /// Most ranges that one process can register.
 const RANGES: usize = 65_536;
@@ -266,7 +267,7 @@ pub(crate) fn mapped_rights(span: Span) -> Option<bool> {
 pub(crate) fn read_memory(py: Python<'_>, address: usize, length: usize) -> PyResult<Py<PyAny>> {
     let span = Span::new(address, length)?;
     let mut bytes = Vec::new();
-    py.detach(|| copy_in(span, &mut bytes)).map_err(Fault::error)?;
+    detach(py, || copy_in(span, &mut bytes)).map_err(Fault::error)?;
     Ok(crate::buffer::new_bytes(py, &bytes)?.into_any())
 }
 
@@ -275,7 +276,7 @@ pub(crate) fn read_memory(py: Python<'_>, address: usize, length: usize) -> PyRe
 pub(crate) fn write_memory(py: Python<'_>, address: usize, value: &Bound<'_, PyAny>) -> PyResult<()> {
     let lent = crate::buffer::Lent::read(value)?;
     let span = Span::new(address, lent.len())?;
-    py.detach(|| copy_out(lent.bytes(), span)).map_err(Fault::error)?;
+    detach(py, || copy_out(lent.bytes(), span)).map_err(Fault::error)?;
     crate::buffer::release_dropped(py);
     Ok(())
 }

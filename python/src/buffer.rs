@@ -17,6 +17,7 @@ use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::interpreter::detach;
 use crate::runtime::Origin;
 
 /// `Py_buffer` of CPython's `cpython/object.h` (3.9) and `pybuffer.h` (3.11).
@@ -180,7 +181,7 @@ pub(crate) fn new_bytes(py: Python<'_>, value: &[u8]) -> PyResult<Py<PyBytes>> {
     };
     // SAFETY: `made` is a `bytes`, so this is the address of its bytes, `length` of them.
     let target = unsafe { pyo3::ffi::PyBytes_AsString(made.as_ptr()) }.expose_provenance();
-    py.detach(|| {
+    detach(py, || {
         // SAFETY: nobody else has seen the new object yet, so its bytes may be written; both are `length` bytes long and
         // don't overlap.
         unsafe {

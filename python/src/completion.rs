@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,9 +18,10 @@ use pyo3::types::PyCFunction;
 
 use crate::buffer;
 use crate::failure::Reason;
+use crate::interpreter::{self, detach, is_main_thread, is_shutting_down};
 use crate::runtime::{Origin, runtime};
 
-/// Between two looks at whether Ctrl-C was pressed.
+/// Between two looks of the main thread at whether Ctrl-C was pressed.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 /// Awaited calls at a time; more are refused with `OVERLOADED`.
 const AWAITED: usize = 4096;
@@ -57,19 +58,32 @@ impl Caller {
 /// `KeyboardInterrupt`, or what another signal handler raises; the future is dropped then. `INTERNAL` if it panics.
 pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> PyResult<T> {
     let runtime = runtime()?;
-    let waited = py.detach(|| {
+    let waited = detach(py, || {
         runtime.block_on(async {
             let mut future = std::pin::pin!(AssertUnwindSafe(future).catch_unwind());
+            if !is_main_thread() {
+                return future.await.map_err(Stop::Panic);
+            }
             loop {
                 match tokio::time::timeout(SIGNALS_EVERY, &mut future).await {
-                    Ok(value) => return value.map_err(|panic| panicked(&*panic)),
-                    Err(_) => Python::attach(|py| py.check_signals())?,
+                    Ok(value) => return value.map_err(Stop::Panic),
+                    Err(_) => Python::attach(|py| py.check_signals()).map_err(Stop::Signal)?,
                 }
             }
         })
     });
+    let waited = waited.map_err(|stop| match stop {
+        Stop::Panic(panic) => panicked(&*panic),
+        Stop::Signal(raised) => raised,
+    });
     buffer::release_dropped(py);
     waited
+}
+
+/// Why a call has no value.
+enum Stop {
+    Panic(Box<dyn Any + Send>),
+    Signal(PyErr),
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> PyErr {
@@ -90,7 +104,6 @@ struct Completer {
 }
 
 static COMPLETER: Mutex<Option<Arc<Completer>>> = Mutex::new(None);
-static SHUT_DOWN: AtomicBool = AtomicBool::new(false);
 
 fn completer() -> PyResult<Arc<Completer>> {
     let mut completer = COMPLETER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,7 +129,7 @@ fn completer() -> PyResult<Arc<Completer>> {
 fn complete(waiting: &Receiver<Job>, working: &Mutex<()>) {
     while let Ok(job) = waiting.recv() {
         let held = working.lock().unwrap_or_else(PoisonError::into_inner);
-        if SHUT_DOWN.load(Ordering::Acquire) {
+        if is_shutting_down() {
             // A job holds Python objects, which must not be touched any more.
             std::mem::forget(job);
             continue;
@@ -136,7 +149,7 @@ fn complete(waiting: &Receiver<Job>, working: &Mutex<()>) {
 /// Called before the interpreter shuts down: results of awaited calls that are still under way are lost from here on.
 #[pyfunction]
 pub(crate) fn shut_down(py: Python<'_>) {
-    SHUT_DOWN.store(true, Ordering::Release);
+    interpreter::shut_down(py);
     let completer = py.detach(|| COMPLETER.lock().unwrap_or_else(PoisonError::into_inner).clone());
     if let Some(completer) = completer
         && completer.origin.is_here()

@@ -17,6 +17,7 @@ use crate::convert::{
     Key, Options, answer, data_type, existence, put_options, removal, same_length, seconds, stored, tier,
 };
 use crate::failure::{Reason, of_client};
+use crate::interpreter::detach;
 use crate::runtime::{Origin, runtime};
 use crate::view::view;
 
@@ -112,7 +113,7 @@ impl Connection {
         let client = self.client.write().take();
         self.registry.clear();
         let runtime = runtime()?;
-        py.detach(|| {
+        detach(py, || {
             let _inside = runtime.enter();
             drop(client);
         });
@@ -418,14 +419,14 @@ impl Connection {
     /// Registers memory by its address: it is used without a copy until it is unregistered.
     fn register(&self, py: Python<'_>, address: usize, length: usize) -> PyResult<()> {
         self.client()?;
-        py.detach(|| self.registry.register(address, length))
+        detach(py, || self.registry.register(address, length))
     }
 
     /// Unregisters it; waits for calls that use it, for as long as `patience` says (seconds).
     fn unregister(&self, py: Python<'_>, address: usize, patience: f64) -> PyResult<()> {
         self.origin.check()?;
         let patience = seconds("patience", patience)?;
-        py.detach(|| self.registry.unregister(address, patience))
+        detach(py, || self.registry.unregister(address, patience))
     }
 
     /// Reads objects to addresses, each scattered over several ranges; one length, None or exception a key.
@@ -510,7 +511,7 @@ fn gather(py: Python<'_>, parts: &[Bound<'_, PyAny>]) -> PyResult<Bytes> {
         return buffer::to_send(part);
     }
     let lent = parts.iter().map(buffer::to_send).collect::<PyResult<Vec<_>>>()?;
-    let whole = py.detach(|| lent.concat());
+    let whole = detach(py, || lent.concat());
     buffer::release_dropped(py);
     Ok(whole.into())
 }

@@ -23,6 +23,7 @@ use crate::address::{Span, mapped_rights};
 use crate::buffer::{Lent, release_dropped};
 use crate::convert::{same_length, seconds};
 use crate::failure::{Reason, failure_name, of_transfer};
+use crate::interpreter::detach;
 use crate::runtime::Origin;
 
 /// Asks which regions there are.
@@ -255,7 +256,7 @@ impl Engine {
         let secret = secret.map(<[u8; 32]>::try_from).transpose();
         let secret = secret.map_err(|_| Reason::BadArgument.error("a secret has 32 bytes"))?;
         let settings = Settings { listen, secret, same_host, ..Settings::default() };
-        let engine = py.detach(|| tidepool_transfer::Engine::start(settings));
+        let engine = detach(py, || tidepool_transfer::Engine::start(settings));
         let engine = engine.map_err(|error| of_transfer(py, &error))?;
         let shared = Arc::<Shared>::default();
         engine.set_handler(Arc::new(Answers(Arc::clone(&shared))));
@@ -291,7 +292,7 @@ impl Engine {
         if span.length == 0 {
             return Err(no_memory());
         }
-        let rights = py.detach(|| mapped_rights(span)).ok_or_else(no_memory)?;
+        let rights = detach(py, || mapped_rights(span)).ok_or_else(no_memory)?;
         let mut regions = self.shared.regions.lock();
         let before = regions.range(..span.address + span.length).next_back();
         if before.is_some_and(|(start, ticket)| *start as u64 + ticket.length > span.address as u64) {
@@ -315,7 +316,7 @@ impl Engine {
         let Some(ticket) = ticket else {
             return Err(Reason::NotRegistered.error(&format!("nothing is registered at {address:#x}")));
         };
-        let gone = py.detach(|| self.engine.unregister(ticket.region, Instant::now() + PATIENCE));
+        let gone = detach(py, || self.engine.unregister(ticket.region, Instant::now() + PATIENCE));
         release_dropped(py);
         gone.map_err(|error| of_transfer(py, &error))
     }
@@ -335,7 +336,7 @@ impl Engine {
         self.origin.check()?;
         let job = job(session, local, remote, lengths, write, timeout)?;
         for is_last in [false, true] {
-            let batch = py.detach(|| self.submit(&job)).map_err(|refused| refused.error(py))?;
+            let batch = detach(py, || self.submit(&job)).map_err(|refused| refused.error(py))?;
             let failure = match wait(py, &batch)?.all() {
                 Ok(()) => return Ok(()),
                 Err(failure) => failure,
@@ -364,7 +365,7 @@ impl Engine {
     ) -> PyResult<Transfer> {
         self.origin.check()?;
         let job = job(session, local, remote, lengths, write, timeout)?;
-        let batch = py.detach(|| self.submit(&job)).map_err(|refused| refused.error(py))?;
+        let batch = detach(py, || self.submit(&job)).map_err(|refused| refused.error(py))?;
         Ok(Transfer { batch, session: session.to_owned() })
     }
 
@@ -373,7 +374,7 @@ impl Engine {
         self.origin.check()?;
         let deadline = Instant::now() + seconds("timeout", timeout)?;
         let request = [NOTIFY, &notification].concat();
-        let told = py.detach(|| {
+        let told = detach(py, || {
             let known = self.known(session, deadline)?;
             self.engine.call(known.peer, &request, deadline).map(drop)
         });
@@ -389,7 +390,7 @@ impl Engine {
     fn probe(&self, py: Python<'_>, session: &str, timeout: f64) -> PyResult<()> {
         self.origin.check()?;
         let deadline = Instant::now() + seconds("timeout", timeout)?;
-        let probed = py.detach(|| {
+        let probed = detach(py, || {
             let peer = self.engine.connect(session, deadline)?;
             self.engine.probe(peer, deadline)
         });
@@ -401,14 +402,14 @@ impl Engine {
         self.origin.check()?;
         let deadline = Instant::now() + seconds("timeout", timeout)?;
         self.forget(session, false);
-        let known = py.detach(|| self.known(session, deadline)).map_err(|error| of_transfer(py, &error))?;
+        let known = detach(py, || self.known(session, deadline)).map_err(|error| of_transfer(py, &error))?;
         Ok(known.regions.iter().map(|(address, (length, _))| (*address, *length)).collect())
     }
 
     /// Ends it: transfers under way fail.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.origin.check()?;
-        py.detach(|| self.engine.close());
+        detach(py, || self.engine.close());
         self.shared.regions.lock().clear();
         release_dropped(py);
         Ok(())
@@ -418,12 +419,12 @@ impl Engine {
 /// Waits without the interpreter's lock, and cancels the batch if a signal handler raises.
 fn wait(py: Python<'_>, batch: &Batch) -> PyResult<Outcome> {
     loop {
-        if let Some(outcome) = py.detach(|| batch.wait_until(Instant::now() + SIGNALS_EVERY)) {
+        if let Some(outcome) = detach(py, || batch.wait_until(Instant::now() + SIGNALS_EVERY)) {
             return Ok(outcome);
         }
         if let Err(interrupted) = py.check_signals() {
             batch.cancel();
-            let _ended = py.detach(|| batch.wait());
+            let _ended = detach(py, || batch.wait());
             return Err(interrupted);
         }
     }

@@ -15,6 +15,7 @@ mod connection;
 mod convert;
 mod engine;
 mod failure;
+mod interpreter;
 mod raw;
 mod runtime;
 mod view;

@@ -9,6 +9,21 @@ import urllib.request
 from pathlib import Path
 
 
+def stop(process: int) -> None:
+    """Stops all threads of a process, and returns when they are."""
+    os.kill(process, signal.SIGSTOP)
+    tasks = Path(f"/proc/{process}/task")
+    while not all(state(task) in "Tt" for task in tasks.iterdir()):
+        pass
+
+
+def state(task: Path) -> str:
+    try:
+        return (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "T"
+
+
 class Node:
     """A node on ports of its own. Its data folder stays between :meth:`stop` and :meth:`start`."""
 
@@ -63,7 +78,7 @@ class Node:
         return f"unix:{self.addresses['unix']}"
 
     def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process.pid)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)

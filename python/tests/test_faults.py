@@ -1,11 +1,11 @@
 """Servers that go away, signals, forks, and the end of the interpreter: an exception, never a crash, never a hang."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +17,8 @@ MIB = 1024 * 1024
 def in_process(code, *arguments, timeout=60):
     """Runs `code` in an interpreter of its own; its return code and output."""
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, text=True)
     return done.returncode, done.stdout
 
 
@@ -127,8 +128,9 @@ def test_a_server_killed_in_mid_call_and_restarted(own_node):
 
 INTERRUPTED = """
 import os, signal, sys, threading, time, tidepool
+from node import stop
 store = tidepool.Store.connect(sys.argv[1], deadline=60.0)
-os.kill(int(sys.argv[2]), signal.SIGSTOP)
+stop(int(sys.argv[2]))
 threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 began = time.monotonic()
 try:
@@ -172,8 +174,9 @@ def test_a_forked_child_is_told_and_can_connect_anew(node):
 
 DAEMONS = """
 import os, signal, sys, threading, time, tidepool
+from node import stop
 store = tidepool.Store.connect(sys.argv[1], deadline=5.0)
-os.kill(int(sys.argv[2]), signal.SIGSTOP)
+stop(int(sys.argv[2]))
 for _ in range(4):
     threading.Thread(target=lambda: store.get("k"), daemon=True).start()
 time.sleep(0.3)
@@ -186,12 +189,34 @@ def test_the_interpreter_ends_while_daemon_threads_wait(own_node):
     assert code == 0, said
 
 
+SPINNING = """
+import sys, threading, time, tidepool
+store = tidepool.Store.connect(sys.argv[1])
+
+def spin():
+    while True:
+        store.exists("k")
+
+for _ in range(6):
+    threading.Thread(target=spin, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_the_interpreter_ends_while_daemon_threads_come_back_from_calls(node):
+    """A thread that took the interpreter's lock back during its shutdown was ended in our frames: SIGSEGV."""
+    for _ in range(5):
+        code, said = in_process(SPINNING, node.grpc)
+        assert code == 0, said
+
+
 AWAITED = """
-import asyncio, os, signal, sys, tidepool
+import asyncio, sys, tidepool
+from node import stop
 
 async def main():
     store = await tidepool.AsyncStore.connect(sys.argv[1], deadline=5.0)
-    os.kill(int(sys.argv[2]), signal.SIGSTOP)
+    stop(int(sys.argv[2]))
     waiting = [asyncio.ensure_future(store.get("k")) for _ in range(50)]
     await asyncio.sleep(0.2)
 
