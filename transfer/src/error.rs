@@ -201,6 +201,15 @@ pub enum TransferError {
     /// The peer's handler of messages gave up the request, or there is none.
     #[error("peer did not answer: {0}")]
     NoAnswer(&'static str),
+    /// A certificate or key of the settings can't be used.
+    #[error("{what}: {source}")]
+    Certificate {
+        /// Which.
+        what: &'static str,
+        /// Why not.
+        #[source]
+        source: rustls::Error,
+    },
     /// The system refused.
     #[error("{action}: {source}")]
     System {
@@ -234,6 +243,7 @@ impl TransferError {
             | Self::NoRight { .. }
             | Self::Length { .. }
             | Self::NameTaken(_)
+            | Self::Certificate { .. }
             | Self::Address { .. } => Kind::Fix,
         }
     }

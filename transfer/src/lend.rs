@@ -156,6 +156,29 @@ impl Lending {
         if received == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(received) }
     }
 
+    /// Copies up to `most` of what is left to the end of `target`, as if it had been sent; gives how many.
+    pub(crate) fn give(&mut self, target: &mut Vec<u8>, most: usize) -> usize {
+        let mut given = 0;
+        target.reserve(most.min(usize::try_from(self.left).unwrap_or(most)));
+        while given < most && self.left > 0 {
+            self.settle_control();
+            let range = self.ranges[self.next];
+            let length = (range.iov_len - self.done_of_next).min(most - given);
+            // SAFETY: the range lies in memory that `owners`, `sink` or `control` keep (see `call`), `done_of_next` and
+            // `length` stay inside it; `target` has room for `length` bytes more: `given + length` is at most `most` and
+            // what was left. Bytes are copied, not referred to.
+            unsafe {
+                let end = target.len();
+                let source = range.iov_base.cast::<u8>().add(self.done_of_next);
+                std::ptr::copy(source, target.as_mut_ptr().add(end), length);
+                target.set_len(end + length);
+            }
+            given += length;
+            self.advance(length);
+        }
+        given
+    }
+
     /// Takes up to what is left from bytes that were received before; gives how many.
     pub(crate) fn take_from(&mut self, bytes: &[u8]) -> usize {
         let mut taken = 0;

@@ -79,7 +79,7 @@ impl Peer {
         let mut was_refused = false;
         let (stream, welcome): (Stream, Greeting) = loop {
             let attempt = deadline.min(Instant::now() + settings.connect_timeout);
-            let connected = connect_tcp(address, attempt, 0)
+            let connected = connect_tcp(address, settings.tls.as_ref(), attempt, 0)
                 .and_then(|stream| greet(&stream, &greeting, attempt).map(|welcome| (stream, welcome)));
             match connected {
                 Ok(connected) => break connected,
@@ -256,7 +256,7 @@ impl Dialler {
 
     fn dial_one(&self, address: &str, deadline: Instant) -> Result<Stream, ConnectError> {
         let deadline = deadline.min(Instant::now() + self.settings.connect_timeout);
-        let stream = connect_tcp(address, deadline, 0)?;
+        let stream = connect_tcp(address, self.settings.tls.as_ref(), deadline, 0)?;
         let welcome = greet(&stream, &self.greeting, deadline)?;
         if welcome.instance == self.instance { Ok(stream) } else { Err(Failure::Restarted.into()) }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::TransferError;
+use crate::tls::Tls;
 
 /// Settings of an engine. Every bound is a bound: what does not fit is refused, not queued elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +16,9 @@ pub struct Settings {
     /// Proof that peers must bring, and that this engine brings: 32 bytes, for example a SHA-256 of the cluster's
     /// secret. It crosses the network as it is. Default: none.
     pub secret: Option<[u8; 32]>,
+    /// TLS on TCP connections, both ways: peers must have it too. Unix sockets, shared memory and RDMA are not encrypted.
+    /// Default: none.
+    pub tls: Option<Tls>,
     /// Whether peers on this host are reached by shared memory and unix sockets. Default: true.
     pub same_host: bool,
     /// How RDMA devices are used.
@@ -95,6 +99,7 @@ impl Default for Settings {
             listen: Vec::new(),
             advertise: Vec::new(),
             secret: None,
+            tls: None,
             same_host: true,
             rdma: RdmaSettings::default(),
             lanes: 4,

@@ -7,9 +7,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
+use rustix::net::{RecvFlags, SendFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::error::Failure;
+use crate::lend::{Lending, Wait, poll};
+use crate::tls::{Tls, TlsStream};
 use crate::wire::{GREETING_BYTES, Greeting, HEADER_BYTES, Header, Kind};
 
 /// A driver that waits in a receipt looks around at least this often: for deadlines, cancellations, silence.
@@ -29,6 +33,7 @@ const WANTED_CHECK: Duration = Duration::from_millis(5);
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Tls(Box<TlsStream>),
 }
 
 impl AsFd for Stream {
@@ -36,6 +41,7 @@ impl AsFd for Stream {
         match self {
             Self::Tcp(stream) => stream.as_fd(),
             Self::Unix(stream) => stream.as_fd(),
+            Self::Tls(stream) => stream.as_fd(),
         }
     }
 }
@@ -43,6 +49,9 @@ impl AsFd for Stream {
 impl Stream {
     /// Makes receipts and sends give up after these.
     pub(crate) fn set_timeouts(&self, receipt: Duration, send: Duration) -> io::Result<()> {
+        if let Self::Tls(stream) = self {
+            stream.set_timeouts(receipt, send);
+        }
         let socket = SockRef::from(self);
         socket.set_read_timeout(Some(receipt.max(Duration::from_millis(1))))?;
         socket.set_write_timeout(Some(send.max(Duration::from_millis(1))))
@@ -52,8 +61,59 @@ impl Stream {
     pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(stream) => stream.peer_addr().ok(),
+            Self::Tls(stream) => stream.tcp().peer_addr().ok(),
             Self::Unix(_) => None,
         }
+    }
+
+    /// Sends what can be sent of a message. Bytes that it took may wait for room: [`Stream::has_unsent`].
+    pub(crate) fn send(&self, message: &mut Lending, wait: Wait) -> io::Result<usize> {
+        match self {
+            Self::Tls(stream) => stream.send(message, wait),
+            socket => message.send(socket.as_fd(), wait),
+        }
+    }
+
+    /// Receives into a message.
+    pub(crate) fn receive(&self, message: &mut Lending, wait: Wait) -> io::Result<usize> {
+        match self {
+            Self::Tls(stream) => stream.receive(message, wait),
+            socket => message.receive(socket.as_fd(), wait),
+        }
+    }
+
+    /// Sends what it takes without waiting.
+    pub(crate) fn send_now(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tls(stream) => stream.send_now(bytes),
+            socket => Ok(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?),
+        }
+    }
+
+    /// Receives what is there without waiting; 0 at the peer's end.
+    pub(crate) fn receive_now(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tls(stream) => stream.receive_now(bytes),
+            socket => Ok(rustix::net::recv(socket, bytes, RecvFlags::DONTWAIT)?.0),
+        }
+    }
+
+    /// Whether bytes that it took wait for room in the socket: another send, of nothing too, goes on with them.
+    pub(crate) fn has_unsent(&self) -> bool {
+        if let Self::Tls(stream) = self { stream.has_unsent() } else { false }
+    }
+
+    /// Whether there may be bytes to receive that polling the socket doesn't tell of.
+    pub(crate) fn has_received(&self) -> bool {
+        if let Self::Tls(stream) = self { stream.has_received() } else { false }
+    }
+
+    /// Waits until one of `events` is there, at most `timeout`.
+    pub(crate) fn poll(&self, events: PollFlags, timeout: Duration) -> io::Result<PollFlags> {
+        if events.contains(PollFlags::IN) && self.has_received() {
+            return Ok(PollFlags::IN);
+        }
+        poll(self.as_fd(), events, timeout)
     }
 
     /// Ends it for both sides; whoever waits in it returns.
@@ -68,6 +128,7 @@ impl Read for &Stream {
         match self {
             Stream::Tcp(stream) => (&mut &*stream).read(bytes),
             Stream::Unix(stream) => (&mut &*stream).read(bytes),
+            Stream::Tls(stream) => (&mut &**stream).read(bytes),
         }
     }
 }
@@ -77,6 +138,7 @@ impl Write for &Stream {
         match self {
             Stream::Tcp(stream) => (&mut &*stream).write(bytes),
             Stream::Unix(stream) => (&mut &*stream).write(bytes),
+            Stream::Tls(stream) => (&mut &**stream).write(bytes),
         }
     }
 
@@ -118,18 +180,25 @@ impl ConnectError {
 /// Connects to the first address of a name that answers. Names are resolved each time: a peer may move.
 ///
 /// Each address gets 300 ms, then all of them what is left, so that a dead address family costs little.
-pub(crate) fn connect_tcp(address: &str, deadline: Instant, buffer_bytes: usize) -> Result<Stream, ConnectError> {
-    connect_tcp_while(address, deadline, buffer_bytes, &mut || true)
+pub(crate) fn connect_tcp(
+    address: &str,
+    tls: Option<&Tls>,
+    deadline: Instant,
+    buffer_bytes: usize,
+) -> Result<Stream, ConnectError> {
+    connect_tcp_while(address, tls, deadline, buffer_bytes, &mut || true)
 }
 
 /// The same, as long as `still` says that it is wanted.
 pub(crate) fn connect_tcp_while(
     address: &str,
+    tls: Option<&Tls>,
     deadline: Instant,
     buffer_bytes: usize,
     still: &mut dyn FnMut() -> bool,
 ) -> Result<Stream, ConnectError> {
     let unreachable = ConnectError::io(Failure::Unreachable);
+    let named = address;
     let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(unreachable)?.collect();
     let mut last = ConnectError::from(Failure::Unreachable);
     let many = addresses.len() > 1;
@@ -140,7 +209,13 @@ pub(crate) fn connect_tcp_while(
                 return Err(last);
             }
             match connect_one(*address, left, buffer_bytes, still) {
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => match tls {
+                    Some(tls) => {
+                        let stream = tls.connect(stream, named).map_err(ConnectError::io(Failure::System))?;
+                        return Ok(Stream::Tls(Box::new(stream)));
+                    }
+                    None => return Ok(Stream::Tcp(stream)),
+                },
                 Err(error) => last = ConnectError::of_connect(error),
             }
         }
@@ -157,7 +232,7 @@ fn connect_one(
     timeout: Duration,
     buffer_bytes: usize,
     still: &mut dyn FnMut() -> bool,
-) -> io::Result<Stream> {
+) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     // Before the connection: the window scale is agreed on with it.
     set_buffers(&socket, buffer_bytes)?;
@@ -174,7 +249,7 @@ fn connect_one(
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
     set_tcp_options(&stream)?;
-    Ok(Stream::Tcp(stream))
+    Ok(stream)
 }
 
 /// Waits until a connection is made or refused.
@@ -185,7 +260,7 @@ fn await_connection(socket: &Socket, timeout: Duration, still: &mut dyn FnMut() 
         if left.is_zero() || !still() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        let events = crate::lend::poll(socket.as_fd(), rustix::event::PollFlags::OUT, left.min(WANTED_CHECK))?;
+        let events = poll(socket.as_fd(), PollFlags::OUT, left.min(WANTED_CHECK))?;
         if !events.is_empty() {
             return socket.take_error()?.map_or(Ok(()), Err);
         }
@@ -250,7 +325,17 @@ pub(crate) fn greet_while(
     deadline: Instant,
     still: &mut dyn FnMut() -> bool,
 ) -> Result<Greeting, ConnectError> {
-    let lost = || ConnectError::io(Failure::Unreachable);
+    // The session of a TLS connection begins here too: what it refuses is no lost connection.
+    let lost = || {
+        |source: io::Error| {
+            let failure = match source.kind() {
+                io::ErrorKind::PermissionDenied => Failure::Unauthorized,
+                io::ErrorKind::InvalidData => Failure::Protocol,
+                _ => Failure::Unreachable,
+            };
+            ConnectError { failure, source: Some(source) }
+        }
+    };
     let left = deadline.saturating_duration_since(Instant::now());
     stream.set_timeouts(WANTED_CHECK, left).map_err(lost())?;
     (&mut &*stream).write_all(&greeting.encode(Kind::Hello)).map_err(lost())?;

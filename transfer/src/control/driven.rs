@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
-use rustix::net::SendFlags;
 
 use super::{Answer, Call, Connection, Dial, Received};
 use crate::error::Failure;
@@ -128,12 +127,11 @@ impl State {
 
     /// Sends what the socket takes. The caller gives a connection up that takes no more, once it holds no lock.
     fn send(&mut self, connection: &Connection) -> Result<(), Failure> {
-        while self.sent < self.backlog.len() {
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match rustix::net::send(&connection.stream, &self.backlog[self.sent..], flags) {
+        while self.sent < self.backlog.len() || connection.stream.has_unsent() {
+            match connection.stream.send_now(&self.backlog[self.sent..]) {
                 Ok(count) => self.sent += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(_) => return Err(Failure::ConnectionLost),
             }
         }
@@ -234,7 +232,9 @@ impl Shared {
             }
             let until = if is_idle { Some(IDLE) } else { None };
             let deadline = state.next_deadline.map(|next| next.saturating_duration_since(now));
-            let timeout = [until, deadline].into_iter().flatten().min();
+            let at_once = state.connection.as_ref().is_some_and(|connection| connection.stream.has_received());
+            let at_once = at_once.then_some(Duration::ZERO);
+            let timeout = [until, deadline, at_once].into_iter().flatten().min();
             let (connection, has_backlog) = (state.connection.clone(), !state.backlog.is_empty());
             drop(state);
             if let Err(error) = self.wait(wake, connection.as_ref(), has_backlog, timeout, &mut received) {
@@ -276,7 +276,7 @@ impl Shared {
         if happened.contains(PollFlags::OUT) {
             done = self.state.lock().send(connection);
         }
-        if happened.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+        if happened.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) || connection.stream.has_received() {
             done = done.and(connection.receive(received, true));
         }
         if let Err(failure) = done {

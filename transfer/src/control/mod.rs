@@ -14,7 +14,6 @@ mod driven;
 
 use std::collections::HashMap;
 use std::io::{self, Read};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Waker;
@@ -26,7 +25,6 @@ use rustix::event::PollFlags;
 use self::driven::Driven;
 pub(crate) use self::driven::Driving;
 use crate::error::Failure;
-use crate::lend::poll;
 use crate::stream::{ConnectError, Stream, TICK};
 use crate::wire::{HEADER_BYTES, Header, Kind, WireError};
 
@@ -280,18 +278,17 @@ impl Connection {
     /// While the peer takes nothing, its answers are received, so that neither waits for the other.
     fn send_all(&self, out: &mut Vec<u8>, deadline: Instant) {
         let mut sent = 0;
-        while sent < out.len() {
-            let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
-            match rustix::net::send(&self.stream, &out[sent..], flags) {
+        while sent < out.len() || self.stream.has_unsent() {
+            match self.stream.send_now(&out[sent..]) {
                 Ok(count) => sent += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if Instant::now() >= deadline {
                         // Part of a frame may have left: nothing can follow it.
                         self.fail(Failure::DeadlinePassed);
                         break;
                     }
-                    let _ = poll(self.stream.as_fd(), PollFlags::IN | PollFlags::OUT, TICK);
+                    let _ = self.stream.poll(PollFlags::IN | PollFlags::OUT, TICK);
                     if let Some(mut receiving) = self.receiving.try_lock()
                         && let Err(failure) = self.receive(&mut receiving, true)
                     {
@@ -318,7 +315,7 @@ impl Connection {
                 return;
             }
             let may_block = left >= TICK;
-            if !may_block && poll(self.stream.as_fd(), PollFlags::IN, left).is_ok_and(|events| events.is_empty()) {
+            if !may_block && self.stream.poll(PollFlags::IN, left).is_ok_and(|events| events.is_empty()) {
                 continue;
             }
             if let Err(failure) = self.receive(receiving, !may_block) {
@@ -338,12 +335,7 @@ impl Connection {
         }
         let end = received.end;
         let room = &mut received.buffer[end..];
-        let count = if at_once {
-            let flags = rustix::net::RecvFlags::DONTWAIT;
-            rustix::net::recv(&self.stream, room, flags).map(|(count, _)| count).map_err(io::Error::from)
-        } else {
-            (&mut &self.stream).read(room)
-        };
+        let count = if at_once { self.stream.receive_now(room) } else { (&mut &self.stream).read(room) };
         match count {
             Ok(0) => return Err(Failure::ConnectionLost),
             Ok(count) => received.end += count,

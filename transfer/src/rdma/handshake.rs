@@ -22,6 +22,7 @@ use super::endpoint::{ENDPOINT_BYTES, Endpoint, LinkLayer};
 use super::verbs::{QueuePair, Route};
 use crate::error::Failure;
 use crate::stream::{self, ConnectError, Stream, connect_tcp, greet};
+use crate::tls::Tls;
 use crate::wire::{self, Greeting, HEADER_BYTES, Header, Kind, WireError};
 
 /// Local ranges of one work request.
@@ -39,11 +40,12 @@ const PORT_BYTES: usize = 32;
 /// Opens a control connection to the engine `instance` at an address; gives what the peer calls it.
 pub(crate) fn dial(
     address: &str,
+    tls: Option<&Tls>,
     greeting: &Greeting,
     instance: u128,
     deadline: Instant,
 ) -> Result<(Stream, u64), ConnectError> {
-    let stream = connect_tcp(address, deadline, 0)?;
+    let stream = connect_tcp(address, tls, deadline, 0)?;
     let welcome = greet(&stream, greeting, deadline)?;
     if welcome.instance == instance { Ok((stream, welcome.connection)) } else { Err(Failure::Restarted.into()) }
 }

@@ -109,7 +109,8 @@ impl Connected {
         if now.gid.is_none() {
             return Err(Failure::Unreachable);
         }
-        let lifeline = handshake::dial(&shared.address, &shared.greeting, shared.instance, deadline);
+        let tls = shared.settings.tls.as_ref();
+        let lifeline = handshake::dial(&shared.address, tls, &shared.greeting, shared.instance, deadline);
         let (lifeline, number) = lifeline.map_err(|error| error.failure)?;
         let depth = shared.settings.rdma.depth;
         let pair = handshake::connect(&shared.device, shared.port, depth, &shared.peer_port, &lifeline, deadline)?;

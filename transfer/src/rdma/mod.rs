@@ -104,7 +104,7 @@ impl Rdma {
         if self.list().is_empty() {
             return links;
         }
-        let theirs = handshake::dial(address, &greeting, instance, deadline)
+        let theirs = handshake::dial(address, settings.tls.as_ref(), &greeting, instance, deadline)
             .map_err(|error| error.failure)
             .and_then(|(stream, _)| handshake::ask(&stream, Kind::Ports, &[], deadline))
             .and_then(|body| PeerPort::decode_all(&body).ok_or(Failure::Protocol));

@@ -8,7 +8,6 @@
 //! bytes that it still holds can't arrive after bytes that replace them.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -153,7 +152,7 @@ impl Served {
 fn receive(receipt: &mut Lending, connection: &Connection, is_between_frames: bool) -> Result<bool, Failure> {
     while receipt.left() > 0 {
         let is_idle = is_between_frames && receipt.done() == 0;
-        match receipt.receive(connection.stream.as_fd(), Wait::All) {
+        match connection.stream.receive(receipt, Wait::All) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && is_idle => {}
@@ -166,8 +165,8 @@ fn receive(receipt: &mut Lending, connection: &Connection, is_between_frames: bo
 }
 
 fn send(answer: &mut Lending, connection: &Connection) -> Result<(), Failure> {
-    while answer.left() > 0 {
-        match answer.send(connection.stream.as_fd(), Wait::Some) {
+    while answer.left() > 0 || connection.stream.has_unsent() {
+        match connection.stream.send(answer, Wait::Some) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(Failure::Silent),

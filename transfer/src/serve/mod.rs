@@ -110,11 +110,15 @@ impl Server {
         // Before anybody is accepted who could ask.
         let _ = server.context.advertised.set(advertised(&settings, &server.addresses));
         for listener in listeners {
+            let tls = settings.tls.clone();
             let stop = Stop(SockRef::from(&listener).try_clone().map_err(TransferError::system("clone the listener"))?);
             server.spawn(stop, move || {
                 let (stream, _) = listener.accept()?;
                 stream::set_tcp_options(&stream)?;
-                Ok(Stream::Tcp(stream))
+                match &tls {
+                    Some(tls) => Ok(Stream::Tls(Box::new(tls.accept(stream)?))),
+                    None => Ok(Stream::Tcp(stream)),
+                }
             })?;
         }
         if server.context.greeting.socket_token != 0 {

@@ -25,7 +25,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -33,7 +32,7 @@ use rustix::event::PollFlags;
 use super::link::{Connected, Shared};
 use crate::batch::Group;
 use crate::error::Failure;
-use crate::lend::{Lending, Wait, poll};
+use crate::lend::{Lending, Wait};
 use crate::rails::Trouble;
 use crate::slice::Direction;
 use crate::stream::{ConnectError, Stream, TICK};
@@ -114,7 +113,11 @@ pub(crate) struct Lane {
 impl Lane {
     /// Whether nothing is on its way.
     pub(crate) fn is_idle(&self) -> bool {
-        self.awaiting.is_empty() && self.outgoing.left() == 0
+        self.awaiting.is_empty() && !self.is_sending()
+    }
+
+    fn is_sending(&self) -> bool {
+        self.outgoing.left() > 0 || self.stream.as_ref().is_some_and(Stream::has_unsent)
     }
 
     /// Whether it is waiting for better times.
@@ -137,7 +140,7 @@ impl Lane {
     }
 
     fn advance(&mut self, shared: &Shared, source: &mut dyn Source) -> Result<(), Trouble> {
-        while self.outgoing.left() == 0 && self.fill(shared, source) {
+        while !self.is_sending() && self.fill(shared, source) {
             self.send()?;
         }
         if self.is_idle() { Ok(()) } else { self.wait(shared, source) }
@@ -242,12 +245,13 @@ impl Lane {
         let only_writes = self.awaiting.iter().all(|awaited| awaited.direction == Direction::Write);
         let wait = if only_writes && !self.is_watched { Wait::Some } else { Wait::No };
         let begun = Instant::now();
-        while self.outgoing.left() > 0 {
-            match self.outgoing.send(stream.as_fd(), wait) {
+        while self.outgoing.left() > 0 || stream.has_unsent() {
+            match stream.send(&mut self.outgoing, wait) {
                 Ok(_) => {
                     let now = Instant::now();
                     self.moved_at = Some(now);
-                    if self.outgoing.left() > 0 && now.saturating_duration_since(begun) >= TICK {
+                    if (self.outgoing.left() > 0 || stream.has_unsent()) && now.saturating_duration_since(begun) >= TICK
+                    {
                         return Ok(());
                     }
                 }
@@ -275,8 +279,8 @@ impl Lane {
         if until_deadline.is_zero() {
             return self.look_around(shared, source);
         }
-        if self.outgoing.left() > 0 {
-            let events = poll(stream.as_fd(), PollFlags::IN | PollFlags::OUT, until_deadline.min(TICK));
+        if self.outgoing.left() > 0 || stream.has_unsent() {
+            let events = stream.poll(PollFlags::IN | PollFlags::OUT, until_deadline.min(TICK));
             let events = events.map_err(|_| Failure::System)?;
             if events.intersects(PollFlags::OUT) {
                 self.send()?;
@@ -291,7 +295,7 @@ impl Lane {
             let wait = if self.part == Some(Part::Opening) || self.part.is_none() { Wait::Some } else { Wait::All };
             return self.receive(shared, source, wait);
         }
-        let events = poll(stream.as_fd(), PollFlags::IN, until_deadline).map_err(|_| Failure::System)?;
+        let events = stream.poll(PollFlags::IN, until_deadline).map_err(|_| Failure::System)?;
         if events.is_empty() { self.look_around(shared, source) } else { self.receive(shared, source, Wait::No) }
     }
 
@@ -343,7 +347,7 @@ impl Lane {
         }
         if self.stash.is_empty() {
             let Some(stream) = &self.stream else { return Err(Failure::ConnectionLost.into()) };
-            match self.incoming.receive(stream.as_fd(), wait) {
+            match stream.receive(&mut self.incoming, wait) {
                 Ok(0) => {}
                 Ok(_) => self.moved_at = Some(Instant::now()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.look_around(shared, source),

@@ -78,7 +78,9 @@ impl Shared {
             return Ok(spare);
         }
         let begun = Instant::now();
-        let stream = connect_tcp_while(&self.address, deadline, self.settings.socket_buffer_bytes, still)?;
+        let settings = &self.settings;
+        let tls = settings.tls.as_ref();
+        let stream = connect_tcp_while(&self.address, tls, deadline, settings.socket_buffer_bytes, still)?;
         let welcome = greet_while(&stream, &self.greeting, deadline, still)?;
         if welcome.instance != self.instance {
             return Err(Failure::Restarted.into());

@@ -21,6 +21,8 @@ struct Shared {
     /// Bytes per second and direction of a connection; 0: no limit.
     rate: AtomicU64,
     passed: AtomicU64,
+    /// The first few MiB that passed.
+    seen: Mutex<Vec<u8>>,
     is_over: AtomicBool,
     streams: Mutex<Vec<TcpStream>>,
 }
@@ -72,6 +74,11 @@ impl Proxy {
         self.shared.passed.load(Ordering::Acquire)
     }
 
+    /// The first few MiB that passed, from all connections.
+    pub(crate) fn seen(&self) -> Vec<u8> {
+        self.shared.seen.lock().clone()
+    }
+
     /// Ends all connections.
     pub(crate) fn cut(&self) {
         for stream in self.shared.streams.lock().drain(..) {
@@ -107,6 +114,10 @@ impl Shared {
                 break;
             }
             self.passed.fetch_add(count as u64, Ordering::AcqRel);
+            let mut seen = self.seen.lock();
+            if seen.len() < 4 << 20 {
+                seen.extend_from_slice(&bytes[..count]);
+            }
         }
         let _ = to.shutdown(Shutdown::Both);
         let _ = from.shutdown(Shutdown::Both);
