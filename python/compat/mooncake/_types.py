@@ -61,6 +61,10 @@ class TaskType(Enum):
 class ReplicateConfig:
     """What a put asks for besides its bytes."""
 
+    # Of the class, too: integrations look there for what a version has.
+    group_ids: Optional[List[str]] = None
+    data_type = ObjectDataType.UNKNOWN
+
     def __init__(self) -> None:
         self.replica_num = 1
         self.nof_replica_num = 0
