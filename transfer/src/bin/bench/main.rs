@@ -1,12 +1,14 @@
 //! `tidepool-transfer-bench`: what the transfer engine reaches between two processes, beside what the machine can do.
 //!
 //! `target` registers memory and serves it; `initiator` moves blocks and prints a line of JSON; `pairs` starts a target of
-//! its own and measures every figure in turn with its limit (a bare socket, iperf3, memcpy), interleaved.
+//! its own and measures every figure in turn with its limit (a bare socket, iperf3, memcpy), interleaved; `soak` looks for
+//! what grows.
 
 mod arguments;
 mod initiator;
 mod limits;
 mod pairs;
+mod soak;
 mod target;
 
 use std::process::ExitCode;
@@ -17,6 +19,7 @@ usage: tidepool-transfer-bench target    [--listen HOST:PORT,..] [--bytes N] [--
                                          [--block N] [--batch N] [--threads N] [--seconds S] [--verify]
                                          [--devices NAME,..] [--completion event|poll]
        tidepool-transfer-bench pairs     [--figure NAME] [--pairs N] [--seconds S]
+       tidepool-transfer-bench soak      [--requests N]
 
 Sizes take the suffixes K, M and G. `target` prints its address and serves until its standard input ends.";
 
@@ -26,6 +29,7 @@ fn main() -> ExitCode {
     let done = match command.as_str() {
         "target" => arguments::Arguments::parse(arguments).and_then(|arguments| target::run(&arguments)),
         "initiator" => arguments::Arguments::parse(arguments).and_then(|arguments| initiator::run(&arguments)),
+        "soak" => arguments::Arguments::parse(arguments).and_then(|arguments| soak::run(&arguments)),
         "pairs" => arguments::Arguments::parse(arguments).and_then(|arguments| pairs::run(&arguments)),
         "limit-server" => limits::serve(),
         _ => Err(USAGE.into()),
