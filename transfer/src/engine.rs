@@ -10,6 +10,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::batch::{Batch, BatchState, Group, Outcome, Piece};
 use crate::error::{Failure, TransferError};
+use crate::exchange::Answer;
 use crate::memory::Memory;
 use crate::message::{self, Handler, Reply};
 use crate::notify::Notifications;
@@ -439,6 +440,20 @@ impl Engine {
         }
     }
 
+    /// Sends `parts` as one message, and gives the answer while it comes: the calling thread receives it, where it wants it.
+    /// For messages and answers of many bytes, at most 16 MiB.
+    ///
+    /// # Errors
+    /// As [`Engine::call`].
+    pub fn exchange(&self, peer: PeerId, parts: &[&[u8]], deadline: Instant) -> Result<Answer, TransferError> {
+        self.0.check_open()?;
+        let peer = self.0.peer(peer)?;
+        Answer::ask(&peer, parts, deadline).map_err(|error| match error.failure {
+            Failure::Cancelled => TransferError::NoAnswer("its handler gave the request up"),
+            _ => peer_error(&peer.address, error),
+        })
+    }
+
     /// What it holds and has done.
     #[must_use]
     pub fn totals(&self) -> Totals {
@@ -712,6 +727,6 @@ fn distinct_peers(segments: &[Arc<Segment>]) -> Vec<Arc<Peer>> {
     peers
 }
 
-fn peer_error(address: &str, error: ConnectError) -> TransferError {
+pub(crate) fn peer_error(address: &str, error: ConnectError) -> TransferError {
     TransferError::Peer { address: address.to_owned(), failure: error.failure, source: error.source }
 }

@@ -18,6 +18,8 @@ mod batch;
 mod control;
 mod engine;
 mod error;
+mod exchange;
+mod handover;
 #[cfg(feature = "faults")]
 mod faulty;
 mod lend;
@@ -52,6 +54,8 @@ mod wire;
 pub use batch::{Batch, Outcome};
 pub use engine::{BatchOptions, Engine, RegionTicket, Totals};
 pub use error::{Failure, Kind, SliceError, TransferError};
+pub use exchange::Answer;
+pub use handover::{Lent, TAKEN, take_lent};
 #[cfg(feature = "faults")]
 pub use faulty::Faults;
 pub use memory::{Memory, PeerMapping};

@@ -94,18 +94,31 @@ impl Memory {
     /// # Errors
     /// `InvalidData` if it can shrink or is too short; those of fcntl, fstat and mmap.
     pub(crate) fn map_foreign(file: OwnedFd, length: u64, writable: bool) -> io::Result<Self> {
-        let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        // A file that takes no seals (tmpfs, disk) could be truncated by its owner, which is SIGBUS for who maps it.
-        if !rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
-            return Err(invalid("memory can shrink"));
-        }
-        if u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0) < length {
-            return Err(invalid("memory is shorter than its region"));
-        }
-        let length = usize::try_from(length).map_err(|_| invalid("memory is longer than the address space"))?;
+        let length = Self::check_foreign(&file, length)?;
         let options = MmapOptions::new().len(length).populate().clone();
         let mapping = if writable { options.map_raw(&file)? } else { options.map_raw_read_only(&file)? };
         Self::mapped(mapping, writable, None)
+    }
+
+    /// The same, read-only, page by page as they are read: it may be much, and little of it used.
+    ///
+    /// # Errors
+    /// As [`Memory::map_foreign`].
+    pub(crate) fn map_lent(file: OwnedFd, length: u64) -> io::Result<Self> {
+        let length = Self::check_foreign(&file, length)?;
+        Self::mapped(MmapOptions::new().len(length).map_raw_read_only(&file)?, false, None)
+    }
+
+    fn check_foreign(file: &OwnedFd, length: u64) -> io::Result<usize> {
+        let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        // A file that takes no seals (tmpfs, disk) could be truncated by its owner, which is SIGBUS for who maps it.
+        if !rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
+            return Err(invalid("memory can shrink"));
+        }
+        if u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0) < length {
+            return Err(invalid("memory is shorter than its region"));
+        }
+        usize::try_from(length).map_err(|_| invalid("memory is longer than the address space"))
     }
 
     /// Maps `length` bytes of a store's segment, read-only, page by page as they are read. Unlike a peer, a store is

@@ -33,9 +33,15 @@ impl Responder {
 
     /// Answers. A peer that is gone is not told; one that takes no byte for 10 s loses its connection. Longer answers
     /// than the protocol's 16 MiB are no answer.
-    pub fn reply(mut self, reply: &[u8]) {
+    pub fn reply(self, reply: &[u8]) {
+        self.reply_parts(&[reply]);
+    }
+
+    /// As [`Responder::reply`], with an answer that lies in several places: large parts are not copied. Blocks while the
+    /// peer does not take them.
+    pub fn reply_parts(mut self, parts: &[&[u8]]) {
         if let Some(replies) = self.replies.take() {
-            replies.answer(self.id, Ok(reply));
+            replies.answer(self.id, Ok(parts));
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::control::Control;
 use crate::error::Failure;
+use crate::exchange::Exchanges;
 use crate::memory::Memory;
 use crate::pool::Pool;
 use crate::prober::Prober;
@@ -31,6 +32,7 @@ pub(crate) struct Peer {
     pub(crate) greeting: Greeting,
     neighbour: Option<Arc<Neighbour>>,
     pub(crate) control: Control,
+    pub(crate) exchanges: Exchanges,
     pub(crate) rails: Rails,
     pub(crate) prober: Arc<Prober>,
 }
@@ -117,7 +119,7 @@ impl Peer {
         links.push(tcp(address.to_owned()));
         let reached = stream.peer_address();
         let addresses = Arc::new(OnceLock::new());
-        let control = {
+        let (control, exchanges) = {
             let (dial, first) = match &neighbour {
                 Some(neighbour) => {
                     let (first, again) = (neighbour.connection(deadline)?, Arc::clone(neighbour));
@@ -139,7 +141,9 @@ impl Peer {
                     (dial, stream)
                 }
             };
-            Control::new(dial, settings.lanes, settings.messages, first)
+            let dial = Arc::new(dial);
+            let control = Control::new(Arc::clone(&dial), settings.lanes, settings.messages, first);
+            (control, Exchanges::new(dial, settings.lanes))
         };
         let others = other_addresses(&control, address, reached, attempt);
         let unknown = maybe_over_rdma.into_iter().chain(others.iter().cloned().map(tcp)).collect();
@@ -149,6 +153,7 @@ impl Peer {
             greeting: welcome,
             neighbour,
             control,
+            exchanges,
             rails: Rails::new(links, unknown),
             prober: Arc::clone(prober),
         })
@@ -202,6 +207,7 @@ impl Peer {
     pub(crate) fn close(&self) {
         self.rails.close();
         self.control.close();
+        self.exchanges.close();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Connections: TCP or unix sockets, their options, and the greeting with which each begins.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -139,6 +139,13 @@ impl Write for &Stream {
             Stream::Tcp(stream) => (&mut &*stream).write(bytes),
             Stream::Unix(stream) => (&mut &*stream).write(bytes),
             Stream::Tls(stream) => (&mut &**stream).write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => (&mut &*stream).write_vectored(slices),
+            Stream::Unix(stream) => (&mut &*stream).write_vectored(slices),
         }
     }
 

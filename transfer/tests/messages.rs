@@ -53,6 +53,46 @@ fn replies_of_any_size_come_back() {
 }
 
 #[test]
+fn an_exchanged_answer_lands_where_it_is_wanted() {
+    for pair in pairs() {
+        for length in [0, 1, 100, 4096, 5000, 300_000, 9 << 20] {
+            let request = support::pattern(length, 1);
+            let (head, tail) = request.split_at(length / 3);
+            let mut answer = pair.here.exchange(pair.peer, &[head, &[], tail], soon()).expect("answered");
+            assert_eq!(answer.left(), length as u64);
+            let mut first = vec![0; length / 2];
+            answer.read(&mut first).expect("there");
+            assert!(answer.read(&mut vec![0; length + 1]).is_err(), "more than there is");
+            answer.append_to(length - first.len(), &mut first).expect("there");
+            assert_eq!(answer.left(), 0);
+            assert!(first.iter().rev().eq(&request), "{length}");
+        }
+        let long = vec![0; (16 << 20) + 1];
+        assert!(pair.here.exchange(pair.peer, &[&long], soon()).is_err());
+        let gone = pair.here.exchange(pair.peer, &[b"drop"], soon());
+        assert!(matches!(gone, Err(TransferError::NoAnswer(_))), "{gone:?}");
+    }
+}
+
+#[test]
+fn an_exchange_that_is_given_up_leaves_the_next_its_own_answer() {
+    for pair in pairs() {
+        let request = support::pattern(1 << 20, 2);
+        drop(pair.here.exchange(pair.peer, &[&request], soon()).expect("answered"));
+        let mut answer = pair.here.exchange(pair.peer, &[b"abc"], soon()).expect("answered");
+        let mut reply = [0; 3];
+        answer.read(&mut reply).expect("there");
+        assert_eq!(&reply, b"cba");
+        drop(answer);
+        let late = pair.here.exchange(pair.peer, &[b"never"], Instant::now() + Duration::from_millis(60));
+        assert!(matches!(late, Err(TransferError::Peer { failure: Failure::DeadlinePassed, .. })), "{late:?}");
+        pair.there.close();
+        let gone = pair.here.exchange(pair.peer, &[b"abc"], soon());
+        assert!(gone.is_err(), "{gone:?}");
+    }
+}
+
+#[test]
 fn every_thread_gets_its_own_reply() {
     for pair in pairs() {
         std::thread::scope(|scope| {

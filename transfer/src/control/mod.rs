@@ -99,10 +99,9 @@ pub(crate) struct Pending {
 
 impl Control {
     /// `lanes` connections at most, and `limit` calls without an answer. `first` is one that is open already.
-    pub(crate) fn new(dial: Dial, lanes: usize, limit: usize, first: Stream) -> Self {
+    pub(crate) fn new(dial: Arc<Dial>, lanes: usize, limit: usize, first: Stream) -> Self {
         let first = Some(Arc::new(Connection::new(first)));
         let lanes = (0..lanes).map(|lane| Mutex::new(if lane == 0 { first.clone() } else { None }));
-        let dial = Arc::new(dial);
         let driven = Driven::new(Arc::clone(&dial));
         Self { dial, driven, lanes: lanes.collect(), turn: AtomicUsize::new(0), unanswered: Arc::default(), limit }
     }

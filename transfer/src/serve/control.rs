@@ -36,39 +36,55 @@ pub(crate) struct Replies {
 
 impl Replies {
     /// Answers message `id`.
-    pub(crate) fn answer(&self, id: u64, reply: Result<&[u8], Failure>) {
+    pub(crate) fn answer(&self, id: u64, reply: Result<&[&[u8]], Failure>) {
         self.unanswered.fetch_sub(1, Ordering::AcqRel);
-        let (status, body) = match reply {
-            Ok(body) if body.len() <= wire::MESSAGE_MAX => (0, body),
+        let length = |parts: &[&[u8]]| parts.iter().map(|part| part.len()).sum::<usize>();
+        let (status, parts) = match reply {
+            Ok(parts) if length(parts) <= wire::MESSAGE_MAX => (0, parts),
             Ok(_) => (Failure::OutOfRange as u32, &[][..]),
             Err(failure) => (failure as u32, &[][..]),
         };
-        let header = Header { status, length: body.len() as u64, ..Header::new(Kind::Reply, id) };
-        self.push(&header, body);
+        let header = Header { status, length: length(parts) as u64, ..Header::new(Kind::Reply, id) };
+        self.push_parts(&header, parts);
         if std::thread::current().id() != self.serving {
             self.flush();
         }
     }
 
     fn push(&self, header: &Header, body: &[u8]) {
+        self.push_parts(header, &[body]);
+    }
+
+    fn push_parts(&self, header: &Header, parts: &[&[u8]]) {
         let mut out = self.out.lock();
         header.encode(&mut out);
-        out.extend_from_slice(body);
-        if out.len() >= ANSWER_BYTES {
-            self.send(&mut out);
+        if out.len() as u64 + header.length >= ANSWER_BYTES as u64 {
+            return self.send(&mut out, parts);
         }
+        parts.iter().for_each(|part| out.extend_from_slice(part));
     }
 
     fn flush(&self) {
         let mut out = self.out.lock();
         if !out.is_empty() {
-            self.send(&mut out);
+            self.send(&mut out, &[]);
         }
     }
 
-    fn send(&self, out: &mut Vec<u8>) {
-        if (&mut &self.connection.stream).write_all(out).is_err() {
-            self.connection.stream.shutdown();
+    /// Sends what waits, and `parts` behind it.
+    fn send(&self, out: &mut Vec<u8>, parts: &[&[u8]]) {
+        let mut slices: Vec<_> = std::iter::once(&out[..]).chain(parts.iter().copied()).map(IoSlice::new).collect();
+        let mut left = &mut slices[..];
+        IoSlice::advance_slices(&mut left, 0);
+        while !left.is_empty() {
+            match (&mut &self.connection.stream).write_vectored(left) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(count) if count > 0 => IoSlice::advance_slices(&mut left, count),
+                _ => {
+                    self.connection.stream.shutdown();
+                    break;
+                }
+            }
         }
         out.clear();
     }
@@ -105,15 +121,16 @@ pub(super) fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Res
         (start, end) = (0, end - start);
         if buffer.len() < needed {
             buffer.resize(needed, 0);
-        } else if end == 0 && buffer.len() > READ_BYTES {
-            buffer.truncate(READ_BYTES);
-            buffer.shrink_to_fit();
         }
         match (&mut &connection.stream).read(&mut buffer[end..]) {
             Ok(0) => return if end == 0 { Ok(()) } else { Err(Failure::ConnectionLost) },
             Ok(count) => end += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && end == 0 => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && end == 0 => {
+                // Idle: what a large message needed is given back.
+                buffer.truncate(READ_BYTES);
+                buffer.shrink_to_fit();
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(Failure::Silent),
             Err(_) => return Err(Failure::ConnectionLost),
         }
@@ -237,7 +254,7 @@ fn pass(replies: &Replies, id: u64, info: &SegmentInfo, file: BorrowedFd<'_>) ->
     // In order with the other answers, and in one piece: the peer takes the descriptor with the first byte.
     let mut out = replies.out.lock();
     if !out.is_empty() {
-        replies.send(&mut out);
+        replies.send(&mut out, &[]);
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -1,0 +1,235 @@
+//! The calls over a link. They block until the answer is there or the deadline has passed.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use crc32fast::Hasher;
+use prost::Message;
+use tidepool_metadata::envelope::{self, ANSWER_BYTES, MOST_VALUE_BYTES};
+use tidepool_metadata::proto::{self, EngineMethod};
+use tidepool_transfer::{Answer, Failure, TransferError};
+use tonic::{Code, Status};
+
+use super::Link;
+use crate::call::shown;
+use crate::error::{Error, Refusal};
+use crate::types::ObjectInfo;
+
+/// Received and summed up at a time, so that the sum reads from the cache.
+const STEP_BYTES: usize = 256 << 10;
+/// Values from this size on are staged where the node can copy them: below it a message is as quick.
+const STAGED_FROM: usize = 32 << 10;
+/// Most bytes of values in a message; larger ones are streamed by gRPC.
+pub(crate) const MOST_PUT_BYTES: usize = 15 << 20;
+
+/// Where a get's bytes go.
+pub(crate) trait Target {
+    /// An object (or range) of that many bytes comes.
+    ///
+    /// # Errors
+    /// [`Error::Buffer`] if there is no room for it.
+    fn begin(&mut self, key: &[u8], length: u64) -> Result<(), Error>;
+
+    /// Takes the next `count` bytes, and gives them.
+    fn take(&mut self, answer: &mut Answer, count: usize) -> Result<&[u8], TransferError>;
+}
+
+impl Target for Vec<u8> {
+    fn begin(&mut self, _: &[u8], length: u64) -> Result<(), Error> {
+        self.clear();
+        // No more is allocated on the word of a description than one answer can bring.
+        self.reserve_exact(usize::try_from(length.min(MOST_VALUE_BYTES)).unwrap_or_default());
+        Ok(())
+    }
+
+    fn take(&mut self, answer: &mut Answer, count: usize) -> Result<&[u8], TransferError> {
+        let start = self.len();
+        answer.append_to(count, self)?;
+        Ok(&self[start..])
+    }
+}
+
+/// A caller's buffer, filled from its start.
+pub(crate) struct Filling<'a> {
+    pub(crate) buffer: &'a mut [u8],
+    pub(crate) filled: usize,
+}
+
+impl Target for Filling<'_> {
+    fn begin(&mut self, key: &[u8], length: u64) -> Result<(), Error> {
+        self.filled = 0;
+        let buffer = self.buffer.len() as u64;
+        if length <= buffer { Ok(()) } else { Err(Error::Buffer { key: shown(key), length, buffer }) }
+    }
+
+    fn take(&mut self, answer: &mut Answer, count: usize) -> Result<&[u8], TransferError> {
+        let start = self.filled;
+        let room = self.buffer.len() as u64 - start as u64;
+        let place = self.buffer.get_mut(start..start + count);
+        let place = place.ok_or(TransferError::Length { what: "answer", length: count as u64, minimum: 0, maximum: room })?;
+        answer.read(place)?;
+        self.filled += count;
+        Ok(&self.buffer[start..self.filled])
+    }
+}
+
+/// The engine's error as the client's.
+fn failed(operation: &'static str, began: Instant) -> impl Fn(TransferError) -> Error {
+    move |error| match error {
+        TransferError::Peer { failure: Failure::DeadlinePassed, .. } => {
+            Error::Deadline { operation, deadline: began.elapsed() }
+        }
+        error => Error::Refused(Box::new(Refusal::of_engine(&error))),
+    }
+}
+
+impl Link {
+    /// Whether an error says that the engine does not answer.
+    pub(crate) fn is_lost(error: &Error) -> bool {
+        matches!(error, Error::Refused(refusal) if refusal.is_transport)
+    }
+
+    /// Sends a message with values behind it; gives the answer's message, and its values still to be received.
+    fn ask<M: Message + Default>(
+        &self,
+        operation: &'static str,
+        method: EngineMethod,
+        message: &impl Message,
+        values: &[Bytes],
+        deadline: Instant,
+    ) -> Result<(M, Answer), Error> {
+        let began = Instant::now();
+        let failed = failed(operation, began);
+        let head = envelope::request(method, deadline.saturating_duration_since(began), message);
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + values.len());
+        parts.push(&head);
+        parts.extend(values.iter().map(|value| &value[..]));
+        let mut answer = self.engine.exchange(self.peer, &parts, deadline).map_err(&failed)?;
+        let broken = |why| Error::Protocol { operation, why };
+        let mut start = [0; ANSWER_BYTES];
+        answer.read(&mut start).map_err(&failed)?;
+        let (is_done, length) = envelope::answer_head(start).map_err(|_| broken("has no status"))?;
+        if length as u64 > answer.left() {
+            return Err(broken("is shorter than its message"));
+        }
+        let mut message = Vec::new();
+        answer.append_to(length, &mut message).map_err(&failed)?;
+        if is_done {
+            let message = M::decode(&message[..]).map_err(|_| broken("can't be read"))?;
+            return Ok((message, answer));
+        }
+        let refusal = proto::Refusal::decode(&message[..]).map_err(|_| broken("can't be read"))?;
+        let code = Code::from(i32::try_from(refusal.code).unwrap_or_default());
+        Err(Status::with_details(code, refusal.message, refusal.details).into())
+    }
+
+    /// Whether objects exist.
+    pub(crate) fn exists(&self, message: &proto::ExistsRequest, deadline: Instant) -> Result<proto::ExistsReply, Error> {
+        Ok(self.ask("exists", EngineMethod::Exists, message, &[], deadline)?.0)
+    }
+
+    /// Puts values; large ones by memory that the node copies from, where it can.
+    pub(crate) fn put(
+        &self,
+        operation: &'static str,
+        mut message: proto::PutItemsRequest,
+        values: &[Bytes],
+        deadline: Instant,
+    ) -> Result<proto::BatchPutReply, Error> {
+        let total: usize = values.iter().map(Bytes::len).sum();
+        message.lengths = values.iter().map(|value| value.len() as u64).collect();
+        if total >= STAGED_FROM
+            && let Some(staged) = self.staging.stage(values)
+        {
+            message.memory = Some(staged.memory.clone());
+            message.checksums.clone_from(&staged.checksums);
+            match self.ask(operation, EngineMethod::Put, &message, &[], deadline) {
+                Err(error) if error.reason() == "NOT_LENT" => self.staging.renew(),
+                answer => return Ok(answer?.0),
+            }
+        }
+        message.memory = None;
+        message.checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
+        Ok(self.ask(operation, EngineMethod::Put, &message, values, deadline)?.0)
+    }
+
+    /// Reads an object or a range of it into `target`, verified; `None` if there is no such object.
+    pub(crate) fn get(
+        &self,
+        message: &proto::GetRequest,
+        target: &mut impl Target,
+        deadline: Instant,
+    ) -> Result<Option<ObjectInfo>, Error> {
+        let asked = self.ask("get", EngineMethod::Get, message, &[], deadline);
+        let (description, mut answer): (proto::ObjectDescription, _) = match asked {
+            Err(error) if error.is_missing_object() => return Ok(None),
+            asked => asked?,
+        };
+        let all = message.length.unwrap_or_else(|| description.length.saturating_sub(message.offset));
+        target.begin(&message.key, all)?;
+        if answer.left() > 0 || all == 0 {
+            receive(&message.key, &description, all, &mut answer, target)?;
+            return Ok(Some(description.into()));
+        }
+        // Too much for one answer: that version, range by range.
+        let mut at = 0;
+        while at < all {
+            let length = MOST_VALUE_BYTES.min(all - at);
+            let (offset, version) = (message.offset + at, description.version.clone());
+            let range = proto::GetRequest { offset, length: Some(length), version, ..message.clone() };
+            let (part, mut answer) = match self.ask("get", EngineMethod::Get, &range, &[], deadline) {
+                // It was replaced or removed meanwhile: as if it had been a moment before.
+                Err(error) if error.is_missing_object() => return Ok(None),
+                part => part?,
+            };
+            receive(&message.key, &part, length, &mut answer, target)?;
+            at += length;
+        }
+        Ok(Some(description.into()))
+    }
+
+    /// Reads objects: what one answer has of them.
+    pub(crate) fn get_batch(
+        &self,
+        message: &proto::BatchGetRequest,
+        deadline: Instant,
+    ) -> Result<proto::BatchGetReply, Error> {
+        const OPERATION: &str = "batch get";
+        let began = Instant::now();
+        let (mut reply, mut answer): (proto::BatchGetReply, _) =
+            self.ask(OPERATION, EngineMethod::BatchGet, message, &[], deadline)?;
+        let mut values = Vec::new();
+        let length = usize::try_from(answer.left()).unwrap_or(usize::MAX);
+        answer.append_to(length, &mut values).map_err(failed(OPERATION, began))?;
+        reply.values = values.into();
+        Ok(reply)
+    }
+}
+
+/// Receives `length` bytes and compares their sum with the announced one.
+fn receive(
+    key: &[u8],
+    description: &proto::ObjectDescription,
+    length: u64,
+    answer: &mut Answer,
+    target: &mut impl Target,
+) -> Result<(), Error> {
+    let began = Instant::now();
+    if answer.left() != length {
+        return Err(Error::LengthMismatch { key: shown(key), expected: length, actual: answer.left() });
+    }
+    let expected = description.checksum.ok_or(Error::Protocol { operation: "get", why: "has no checksum" })?;
+    let mut sum = Hasher::new();
+    while answer.left() > 0 {
+        let count = usize::try_from(answer.left()).unwrap_or(usize::MAX).min(STEP_BYTES);
+        sum.update(target.take(answer, count).map_err(failed("get", began))?);
+    }
+    let actual = sum.finalize();
+    if actual == expected { Ok(()) } else { Err(Error::ChecksumMismatch { key: shown(key), expected, actual }) }
+}
+
+/// A link, and whom to tell when it fails.
+pub(crate) struct Linked {
+    pub(crate) link: Arc<Link>,
+}

@@ -1,0 +1,173 @@
+//! The data path past gRPC: messages and values over the node's transfer engine (unix socket on its host, else TCP).
+//!
+//! Where the engine listens is asked of the node, once; what fails there is repeated by gRPC, and the engine is tried again
+//! a second later. Calls block on their sockets: in a runtime of several threads they block in place, which saves the
+//! hand-over, else on a thread of their own.
+
+mod calls;
+mod staging;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tidepool_metadata::{TenantId, proto};
+use tidepool_transfer::{Engine, PeerId, Settings, TransferError};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tonic::transport::Channel;
+
+use crate::call::Client;
+use crate::endpoint::ServerAddress;
+use crate::local::LocalReads;
+use staging::Staging;
+
+/// How long an engine that could not be reached is left alone, and a node that has none.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
+/// The engine of one node, as far as it can be had.
+pub(crate) struct Native {
+    address: ServerAddress,
+    link: RwLock<Option<Arc<Link>>>,
+    /// Not before this is it looked for again; none: it never was.
+    again: Mutex<Option<Instant>>,
+}
+
+/// A node's engine that answers.
+pub(crate) struct Link {
+    engine: Engine,
+    peer: PeerId,
+    staging: Staging,
+}
+
+impl Native {
+    pub(crate) fn new(address: ServerAddress) -> Self {
+        Self { address, link: RwLock::default(), again: Mutex::default() }
+    }
+
+    fn link(&self) -> Option<Arc<Link>> {
+        self.link.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets go of a link that failed.
+    pub(crate) fn close(&self, failed: &Arc<Link>) {
+        let mut link = self.link.write().unwrap_or_else(PoisonError::into_inner);
+        if link.as_ref().is_some_and(|link| Arc::ptr_eq(link, failed)) {
+            *link = None;
+            *lock(&self.again) = Some(Instant::now() + AGAIN_AFTER);
+        }
+    }
+
+    /// Whether it is this caller's turn to look for the engine.
+    fn may_look(&self) -> bool {
+        let (now, mut again) = (Instant::now(), lock(&self.again));
+        let may = again.is_none_or(|again| again <= now);
+        if may {
+            *again = Some(now + AGAIN_AFTER);
+        }
+        may
+    }
+
+    /// `host:port` of the engine; a node that listens everywhere is where its endpoint is.
+    fn reachable(&self, engine: &str) -> Option<String> {
+        let listens: std::net::SocketAddr = engine.parse().ok()?;
+        if !listens.ip().is_unspecified() {
+            return Some(engine.to_owned());
+        }
+        let host = match &self.address {
+            ServerAddress::Tcp(authority) => authority.rsplit_once(':')?.0,
+            ServerAddress::Unix(_) => "127.0.0.1",
+        };
+        Some(format!("{host}:{}", listens.port()))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether this thread may block: its runtime goes on with others.
+pub(crate) fn may_block() -> bool {
+    Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
+}
+
+/// Runs what blocks, here if that does no harm.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    if may_block() {
+        return tokio::task::block_in_place(work);
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+impl Client {
+    /// The link to the node at that place; looks for one if there is none and the last time is long enough ago.
+    pub(crate) async fn link(&self, native: &Native, channel: &Channel) -> Option<Arc<Link>> {
+        if let Some(link) = native.link() {
+            return Some(link);
+        }
+        if !native.may_look() {
+            return None;
+        }
+        let timeout = self.settings().connect_timeout;
+        let asked = tokio::time::timeout(timeout, self.ask_server_info(channel.clone(), timeout)).await;
+        let Ok(Ok(info)) = asked else { return None };
+        let on_this_host = info.boot_id == boot_id() && !info.boot_id.is_empty();
+        let folder = (on_this_host && !info.folder.is_empty()).then(|| PathBuf::from(&info.folder));
+        if let Some(folder) = &folder {
+            self.read_locally(|| LocalReads::new(folder.join("segment.sock"), TenantId(info.tenant_number)));
+        }
+        let Some(engine_address) = native.reachable(&info.engine).filter(|_| self.settings().native) else {
+            *lock(&native.again) = Some(Instant::now() + ASK_AGAIN_AFTER);
+            return None;
+        };
+        let engine = self.engine()?;
+        let linked = blocking(move || {
+            let peer = engine.connect(&engine_address, Instant::now() + timeout)?;
+            let staging = Staging::new(folder.map(|folder| folder.join("memory.sock")));
+            Ok::<_, TransferError>(Link { engine, peer, staging })
+        });
+        match linked.await {
+            Ok(link) => {
+                let link = Arc::new(link);
+                *native.link.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&link));
+                Some(link)
+            }
+            Err(error) => {
+                tracing::debug!(%error, engine = info.engine, "calls go by gRPC, not by the node's engine");
+                None
+            }
+        }
+    }
+
+    /// The engine of this client, started with its first use.
+    fn engine(&self) -> Option<Engine> {
+        let mut started = lock(self.started_engine());
+        if started.is_none() {
+            let settings = Settings { secret: self.secret_digest(), ..Settings::default() };
+            *started = Engine::start(settings)
+                .inspect_err(|error| tracing::warn!(%error, "no transfer engine: calls go by gRPC"))
+                .ok();
+        }
+        started.clone()
+    }
+}
+
+/// Of this host, or empty if the system does not say.
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Stale already if the peer was forgotten.
+        let _forgotten = self.engine.disconnect(self.peer);
+    }
+}
+
+/// The message of `server_info`.
+pub(crate) fn server_info(tenant: String) -> proto::ServerInfoRequest {
+    proto::ServerInfoRequest { tenant }
+}

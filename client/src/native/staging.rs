@@ -1,0 +1,112 @@
+//! Memory of this client that the node on this host copies from: a put is written here, and its message says where.
+//!
+//! One copy here and one there, without a socket between. Made and lent with the first put that is worth it.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crc32fast::Hasher;
+use tidepool_metadata::proto;
+use tidepool_transfer::{Lent, Memory, PeerMapping};
+
+/// Bytes of a slot: the largest group of values that is staged.
+pub(super) const SLOT_BYTES: usize = 4 << 20;
+const SLOTS: usize = 8;
+/// Copied and summed up at a time, so that the sum reads from the cache.
+const STEP_BYTES: usize = 64 << 10;
+/// How long a node that took no memory is left alone.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// The memory, once there is some.
+pub(super) struct Staging {
+    /// None: the node is elsewhere.
+    socket: Option<PathBuf>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    ring: Option<Arc<Ring>>,
+    again: Option<Instant>,
+}
+
+struct Ring {
+    memory: Memory,
+    lent: Lent,
+    free: Mutex<Vec<usize>>,
+}
+
+/// Values that were staged; their room is free again when this is dropped, after the node has answered.
+pub(super) struct Staged {
+    ring: Arc<Ring>,
+    slot: usize,
+    /// Where they lie, for the node.
+    pub(super) memory: proto::LentMemory,
+    /// CRC-32 of each.
+    pub(super) checksums: Vec<u32>,
+}
+
+impl Staging {
+    pub(super) fn new(socket: Option<PathBuf>) -> Self {
+        Self { socket, state: Mutex::default() }
+    }
+
+    /// Copies the values to where the node finds them. `None`: there is no room, or no such node; send them.
+    pub(super) fn stage(&self, values: &[Bytes]) -> Option<Staged> {
+        let total: usize = values.iter().map(Bytes::len).sum();
+        let ring = self.ring().filter(|_| total <= SLOT_BYTES)?;
+        let slot = ring.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        // From here on the slot is given back whatever happens.
+        let id = ring.lent.id().to_le_bytes().to_vec().into();
+        let memory = proto::LentMemory { id, offsets: Vec::with_capacity(values.len()) };
+        let mut staged = Staged { ring, slot, memory, checksums: Vec::with_capacity(values.len()) };
+        let mut at = (slot * SLOT_BYTES) as u64;
+        for value in values {
+            staged.memory.offsets.push(at);
+            let mut sum = Hasher::new();
+            for step in value.chunks(STEP_BYTES) {
+                staged.ring.memory.write_at(at, step).ok()?;
+                sum.update(step);
+                at += step.len() as u64;
+            }
+            staged.checksums.push(sum.finalize());
+        }
+        Some(staged)
+    }
+
+    /// Lets go of memory that the node no longer has.
+    pub(super) fn renew(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).ring = None;
+    }
+
+    fn ring(&self) -> Option<Arc<Ring>> {
+        let socket = self.socket.as_ref()?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ring) = &state.ring {
+            return Some(Arc::clone(ring));
+        }
+        if state.again.is_some_and(|again| again > Instant::now()) {
+            return None;
+        }
+        state.again = Some(Instant::now() + AGAIN_AFTER);
+        let made = Memory::shared(SLOTS * SLOT_BYTES, PeerMapping::ReadOnly).and_then(|memory| {
+            let (lent, free) = (Lent::new(socket, &memory)?, Mutex::new((0..SLOTS).collect()));
+            Ok(Arc::new(Ring { memory, lent, free }))
+        });
+        match made {
+            Ok(ring) => state.ring.insert(ring).clone().into(),
+            Err(error) => {
+                tracing::debug!(%error, socket = %socket.display(), "values are sent, not copied from memory");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        self.ring.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.slot);
+    }
+}

@@ -1,0 +1,226 @@
+//! One message and its answer on a connection that nobody else uses meanwhile: bytes leave from the caller's buffers and
+//! arrive in them, without a copy in this process.
+//!
+//! Messages of `control` share connections, so what arrives is received by whoever waits first, into a buffer that belongs
+//! to nobody. Here the caller that waits is the only one who can receive: a header, then as much as it wants, where it
+//! wants. For answers that carry values; it blocks.
+
+use std::io::{self, IoSlice, Write as _};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::buffer::{Buffer, spare_capacity};
+use rustix::event::PollFlags;
+use rustix::net::RecvFlags;
+
+use crate::control::Dial;
+use crate::error::{Failure, TransferError};
+use crate::lend::poll;
+use crate::peer::Peer;
+use crate::stream::{ConnectError, Stream};
+use crate::wire::{HEADER_BYTES, Header, Kind, MESSAGE_MAX, WireError};
+
+/// Received at once at an answer's start: small answers take one system call, large ones have this much copied.
+const FIRST_BYTES: usize = 4096;
+
+/// Connections to one peer for exchanges: as many as run at a time.
+pub(crate) struct Exchanges {
+    dial: Arc<Dial>,
+    /// Whole answers were received on these.
+    idle: Mutex<Vec<Stream>>,
+    /// More are closed.
+    most_idle: usize,
+}
+
+/// An answer on its way. Dropped before its end, its connection is closed.
+pub struct Answer {
+    peer: Arc<Peer>,
+    /// None: it was lost.
+    stream: Option<Stream>,
+    first: Box<[u8; FIRST_BYTES]>,
+    /// What of `first` was received and not taken yet.
+    taken: usize,
+    received: usize,
+    left: u64,
+    deadline: Instant,
+}
+
+impl Exchanges {
+    pub(crate) fn new(dial: Arc<Dial>, most_idle: usize) -> Self {
+        Self { dial, idle: Mutex::default(), most_idle }
+    }
+
+    fn connection(&self, deadline: Instant) -> Result<Stream, ConnectError> {
+        while let Some(stream) = self.idle.lock().pop() {
+            // Nothing is owed on it: whatever is there to read is its end.
+            if poll(stream.as_fd(), PollFlags::IN, Duration::ZERO).is_ok_and(|events| events.is_empty()) {
+                return Ok(stream);
+            }
+        }
+        (self.dial)(deadline)
+    }
+
+    fn give_back(&self, stream: Stream) {
+        let mut idle = self.idle.lock();
+        if idle.len() < self.most_idle {
+            idle.push(stream);
+        }
+    }
+
+    /// Closes the connections that are idle.
+    pub(crate) fn close(&self) {
+        self.idle.lock().clear();
+    }
+}
+
+impl Answer {
+    /// Sends `parts` as one message, and receives the beginning of its answer.
+    pub(crate) fn ask(peer: &Arc<Peer>, parts: &[&[u8]], deadline: Instant) -> Result<Self, ConnectError> {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if length > MESSAGE_MAX {
+            return Err(Failure::OutOfRange.into());
+        }
+        let stream = peer.exchanges.connection(deadline)?;
+        send(&stream, length, parts, deadline)?;
+        let first = Box::new([0; FIRST_BYTES]);
+        let peer = Arc::clone(peer);
+        let mut answer = Self { peer, stream: Some(stream), first, taken: 0, received: 0, left: 0, deadline };
+        while answer.received < HEADER_BYTES {
+            let (stream, room) = (answer.stream.as_ref(), &mut answer.first[answer.received..]);
+            answer.received += receive(stream.ok_or(Failure::Closed)?, room, RecvFlags::empty(), deadline)?;
+        }
+        let header = Header::decode(&answer.first[..]).map_err(WireError::failure)?;
+        answer.taken = HEADER_BYTES;
+        answer.left = header.length;
+        match header.kind {
+            Kind::Reply if header.status == 0 => Ok(answer),
+            Kind::Reply | Kind::Error => Err(header.failure().into()),
+            _ => Err(Failure::Protocol.into()),
+        }
+    }
+
+    /// Bytes that were not taken yet.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Takes the next bytes, as many as `target` has room for.
+    ///
+    /// # Errors
+    /// `Length` if the answer has not as many; `Peer` with the reason why they don't come.
+    pub fn read(&mut self, target: &mut [u8]) -> Result<(), TransferError> {
+        self.check(target.len())?;
+        let early = self.take_early(target.len());
+        let (now, mut rest) = target.split_at_mut(early.len());
+        now.copy_from_slice(&self.first[early]);
+        while !rest.is_empty() {
+            let count = self.receive(&mut *rest)?;
+            rest = &mut rest[count..];
+        }
+        Ok(())
+    }
+
+    /// Appends the next `length` bytes to `target`.
+    ///
+    /// # Errors
+    /// As [`Answer::read`].
+    pub fn append_to(&mut self, length: usize, target: &mut Vec<u8>) -> Result<(), TransferError> {
+        self.check(length)?;
+        let end = target.len() + length;
+        target.reserve_exact(length);
+        let early = self.take_early(length);
+        target.extend_from_slice(&self.first[early]);
+        while target.len() < end {
+            // Nothing follows an answer, so more room than bytes does no harm.
+            self.receive(spare_capacity(target))?;
+        }
+        if target.len() == end { Ok(()) } else { Err(self.failed(Failure::Protocol.into())) }
+    }
+
+    fn check(&self, wanted: usize) -> Result<(), TransferError> {
+        let (length, maximum) = (wanted as u64, self.left);
+        if length <= maximum {
+            return Ok(());
+        }
+        Err(TransferError::Length { what: "rest of an answer", length, minimum: 0, maximum })
+    }
+
+    /// Where in `first` the next bytes are, as far as they are there.
+    fn take_early(&mut self, most: usize) -> std::ops::Range<usize> {
+        let start = self.taken;
+        self.taken += most.min(self.received - start);
+        self.left -= (self.taken - start) as u64;
+        start..self.taken
+    }
+
+    fn receive<B: Buffer<u8>>(&mut self, room: B) -> Result<usize, TransferError> {
+        let stream = self.stream.as_ref().ok_or(TransferError::Closed)?;
+        match receive(stream, room, RecvFlags::WAITALL, self.deadline) {
+            Ok(count) => {
+                self.left = self.left.saturating_sub(count as u64);
+                Ok(count)
+            }
+            Err(failure) => Err(self.failed(failure.into())),
+        }
+    }
+
+    fn failed(&mut self, error: ConnectError) -> TransferError {
+        self.stream = None;
+        crate::engine::peer_error(&self.peer.address, error)
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream.take()
+            && self.left == 0
+        {
+            self.peer.exchanges.give_back(stream);
+        }
+    }
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Answer").field("peer", &self.peer.address).field("left", &self.left).finish_non_exhaustive()
+    }
+}
+
+fn send(stream: &Stream, length: usize, parts: &[&[u8]], deadline: Instant) -> Result<(), Failure> {
+    let mut header = Vec::with_capacity(HEADER_BYTES);
+    Header { length: length as u64, ..Header::new(Kind::Message, 1) }.encode(&mut header);
+    let mut slices: Vec<IoSlice<'_>> =
+        std::iter::once(&header[..]).chain(parts.iter().copied()).map(IoSlice::new).collect();
+    let mut left = &mut slices[..];
+    IoSlice::advance_slices(&mut left, 0);
+    while !left.is_empty() {
+        match (&mut &*stream).write_vectored(left) {
+            Ok(0) => return Err(Failure::ConnectionLost),
+            Ok(count) => IoSlice::advance_slices(&mut left, count),
+            Err(error) => look_around(&error, deadline)?,
+        }
+    }
+    Ok(())
+}
+
+/// Receives once. No bytes: look again, the deadline has not passed.
+fn receive<B: Buffer<u8>>(stream: &Stream, room: B, flags: RecvFlags, deadline: Instant) -> Result<usize, Failure> {
+    match rustix::net::recv(stream, room, flags) {
+        Ok((_, 0)) => Err(Failure::ConnectionLost),
+        Ok((_, count)) => Ok(count),
+        Err(error) => look_around(&error.into(), deadline).map(|()| 0),
+    }
+}
+
+/// After a failed call: whether it is worth another.
+fn look_around(error: &io::Error, deadline: Instant) -> Result<(), Failure> {
+    match error.kind() {
+        io::ErrorKind::Interrupted => Ok(()),
+        io::ErrorKind::WouldBlock if Instant::now() < deadline => Ok(()),
+        io::ErrorKind::WouldBlock => Err(Failure::DeadlinePassed),
+        _ => Err(Failure::ConnectionLost),
+    }
+}
