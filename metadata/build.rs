@@ -2,7 +2,7 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=../proto");
-    let descriptors = protox::compile(["tidepool/v1/store.proto"], ["../proto"])?;
+    let descriptors = protox::compile(["tidepool/v1/store.proto", "tidepool/v1/data.proto"], ["../proto"])?;
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     prost_build::Config::new()
         .bytes(["."])

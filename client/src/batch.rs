@@ -1,11 +1,14 @@
 //! Batches: many small objects a message, a few messages at a time, one outcome an item in the caller's order.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use tidepool_metadata::proto;
 
 use crate::call::{Client, all_key_bytes, key_bytes, shown};
 use crate::error::{Error, Refusal};
+use crate::native::Link;
 use crate::retry::Repeatable;
 use crate::types::{BatchGot, BatchObject, GetOptions, Object, PutOptions, PutOutcome, StoredIn};
 
@@ -46,14 +49,21 @@ impl Client {
         }
         let _writing = self.writing(items.iter().map(|(key, _)| &key[..]));
         let count = items.len();
-        let checksums = items.iter().map(|(_, value)| crc32fast::hash(value)).collect();
-        let (keys, values) = items.into_iter().unzip();
-        let message =
-            proto::BatchPutRequest { tenant: self.tenant(), keys, values, options: Some(options.message()), checksums };
+        let (keys, values): (Vec<Bytes>, Vec<Bytes>) = items.into_iter().unzip();
+        let native = {
+            let (keys, values, options) = (keys.clone(), values.clone(), Some(options.message()));
+            let message = proto::PutItemsRequest { tenant: self.tenant(), keys, options, ..Default::default() };
+            move |link: &Link, deadline| link.put(OPERATION, message.clone(), &values, deadline)
+        };
+        let message = || {
+            let checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
+            let (keys, values, options) = (keys.clone(), values.clone(), Some(options.message()));
+            proto::BatchPutRequest { tenant: self.tenant(), keys, values, options, checksums }
+        };
         let repeatable = if options.upsert { Repeatable::IfNotDone } else { Repeatable::Always };
         let mut reply = self
-            .call(OPERATION, repeatable, |mut attempt| {
-                let request = attempt.request(message.clone());
+            .call_linked(OPERATION, repeatable, native, |mut attempt| {
+                let request = attempt.request(message());
                 async move { Ok(attempt.stub.batch_put(request).await?.into_inner()) }
             })
             .await?;
@@ -113,9 +123,14 @@ impl Client {
             fresh: false,
             seen_index: self.seen_index(),
         };
+        let message = Arc::new(message);
+        let native = {
+            let message = Arc::clone(&message);
+            move |link: &Link, deadline| link.get_batch(&message, deadline)
+        };
         let replies: Vec<proto::BatchGetReply> = self
-            .call(OPERATION, Repeatable::Always, |mut attempt| {
-                let request = attempt.request(message.clone());
+            .call_linked(OPERATION, Repeatable::Always, native, |mut attempt| {
+                let request = attempt.request((*message).clone());
                 async move { Ok(attempt.stub.batch_get(request).await?.into_inner().try_collect().await?) }
             })
             .await?;

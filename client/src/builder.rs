@@ -3,12 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
+use sha2::Digest as _;
+use tidepool_metadata::TenantId;
 use tonic::metadata::AsciiMetadataValue;
 
-use crate::call::Client;
+use crate::call::{Client, Parts};
 use crate::endpoint::ServerAddress;
 use crate::error::Error;
 use crate::local::LocalReads;
+use crate::native::Native;
 
 /// Largest HTTP/2 frame: the server's pieces of 1 MiB take one each.
 const FRAME_BYTES: u32 = 1 << 20;
@@ -32,7 +35,9 @@ pub struct ClientSettings {
     pub connection_window_bytes: u32,
     /// Largest HTTP/2 frame. Default 1 MiB - 1; 16 KiB to 16 MiB - 1.
     pub frame_bytes: u32,
-    /// Whether objects in the DRAM of a node on this host, given as `unix:/path` and alone, are read without a call.
+    /// Whether values go by the node's transfer engine, where it has one that can be reached, rather than by gRPC.
+    pub native: bool,
+    /// Whether objects in the DRAM of a node on this host, if that is the only endpoint, are read without a call.
     /// Such a read may give an object for up to 5 s after somebody else replaced or removed it, unless
     /// [`crate::GetOptions::fresh`] is asked for; and its [`crate::ObjectInfo::group`] is empty.
     pub local_reads: bool,
@@ -53,6 +58,7 @@ impl Default for ClientSettings {
             stream_window_bytes: 16 << 20,
             connection_window_bytes: 32 << 20,
             frame_bytes: FRAME_BYTES,
+            native: true,
             local_reads: true,
             message_bytes: 64 << 20,
             unary_put_bytes: 1 << 20,
@@ -160,15 +166,18 @@ impl ClientBuilder {
             [] => vec![ServerAddress::Tcp("127.0.0.1:7420".into())],
             endpoints => endpoints.iter().map(|endpoint| endpoint.parse()).collect::<Result<_, _>>()?,
         };
-        // A segment has the objects of all tenants; which number a tenant's name has, only the node knows.
+        // Known before the node is asked. Which number another tenant's name has, only the node knows.
         let local = match &addresses[..] {
             [ServerAddress::Unix(path)] if settings.local_reads && self.tenant.is_empty() => {
-                Some(LocalReads::new(path.with_file_name("segment.sock")))
+                Some(LocalReads::new(path.with_file_name("segment.sock"), TenantId::DEFAULT))
             }
             _ => None,
         };
-        let channels = addresses.iter().cycle().take(settings.connections.max(addresses.len()));
-        let channels = channels.map(|address| address.channel(&settings)).collect::<Result<_, _>>()?;
+        let places = (0..addresses.len()).cycle().take(settings.connections.max(addresses.len()));
+        let channels = places.map(|place| Ok((addresses[place].channel(&settings)?, place)));
+        let channels = channels.collect::<Result<_, Error>>()?;
+        let natives = addresses.into_iter().map(Native::new).collect();
+        let secret = self.token.as_ref().map(|token| sha2::Sha256::digest(token).into());
         let authorization = self.token.map(|token| {
             let mut value = AsciiMetadataValue::try_from(format!("Bearer {token}")).map_err(|_| Error::Setting {
                 name: "token",
@@ -178,7 +187,9 @@ impl ClientBuilder {
             value.set_sensitive(true);
             Ok::<_, Error>(value)
         });
-        Ok(Client::new(channels, authorization.transpose()?, self.tenant, settings, local))
+        let parts =
+            Parts { channels, natives, authorization: authorization.transpose()?, secret, tenant: self.tenant, local };
+        Ok(Client::new(parts, settings))
     }
 
     /// A client that has reached its server.

@@ -2,11 +2,12 @@
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use tidepool_metadata::ObjectKey;
+use tidepool_metadata::{ObjectKey, proto};
+use tidepool_transfer::Engine;
 use tokio::time::Instant;
 use tonic::body::Body;
 use tonic::metadata::AsciiMetadataValue;
@@ -17,8 +18,9 @@ use tower::ServiceExt;
 use crate::builder::{ClientBuilder, ClientSettings};
 use crate::error::Error;
 use crate::local::LocalReads;
+use crate::native::{Link, Native, blocking};
 use crate::raw::store_client::StoreClient;
-use crate::recent::Writing;
+use crate::recent::{RecentWrites, Writing};
 use crate::retry::{Backoff, Repeatable};
 use crate::session::Session;
 
@@ -28,10 +30,28 @@ pub struct Client {
     inner: Arc<Inner>,
 }
 
+/// What a client is made of, beside its settings.
+pub(crate) struct Parts {
+    /// Connections, and which of `natives` is the same node.
+    pub(crate) channels: Vec<(Channel, usize)>,
+    /// One a node.
+    pub(crate) natives: Vec<Native>,
+    pub(crate) authorization: Option<AsciiMetadataValue>,
+    /// SHA-256 of the token.
+    pub(crate) secret: Option<[u8; 32]>,
+    pub(crate) tenant: String,
+    /// Of a node on this host, if that is known.
+    pub(crate) local: Option<LocalReads>,
+}
+
 struct Inner {
-    channels: Vec<Channel>,
+    channels: Vec<(Channel, usize)>,
+    natives: Vec<Native>,
     next: AtomicUsize,
     authorization: Option<AsciiMetadataValue>,
+    secret: Option<[u8; 32]>,
+    engine: Mutex<Option<Engine>>,
+    native_calls: AtomicU64,
     tenant: String,
     settings: ClientSettings,
     /// The highest log index in any answer; reads ask for at least this much.
@@ -39,14 +59,17 @@ struct Inner {
     seeds: RandomState,
     /// Opened with the first mutation that needs one.
     session: tokio::sync::Mutex<Option<Arc<Session>>>,
-    /// Of a node on this host.
-    local: Option<Arc<LocalReads>>,
+    /// Of a node on this host, once it is known to be there.
+    local: OnceLock<Arc<LocalReads>>,
+    writes: RecentWrites,
 }
 
 /// One attempt at a call.
 pub(crate) struct Attempt {
     pub(crate) stub: StoreClient<Channel>,
     channel: Channel,
+    /// Which node.
+    place: usize,
     authorization: Option<AsciiMetadataValue>,
     deadline: Instant,
 }
@@ -90,23 +113,23 @@ impl Client {
         ClientBuilder::default()
     }
 
-    pub(crate) fn new(
-        channels: Vec<Channel>,
-        authorization: Option<AsciiMetadataValue>,
-        tenant: String,
-        settings: ClientSettings,
-        local: Option<LocalReads>,
-    ) -> Self {
+    pub(crate) fn new(parts: Parts, settings: ClientSettings) -> Self {
+        let Parts { channels, natives, authorization, secret, tenant, local } = parts;
         let inner = Inner {
             channels,
+            natives,
             next: AtomicUsize::new(0),
             authorization,
+            secret,
+            engine: Mutex::default(),
+            native_calls: AtomicU64::new(0),
             tenant,
             settings,
             seen_index: AtomicU64::new(0),
             seeds: RandomState::new(),
             session: tokio::sync::Mutex::default(),
-            local: local.map(Arc::new),
+            local: local.map(Arc::new).map_or_else(OnceLock::new, OnceLock::from),
+            writes: RecentWrites::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -126,7 +149,7 @@ impl Client {
     /// How many objects were read from the segment of the node on this host, without a call.
     #[must_use]
     pub fn local_hits(&self) -> u64 {
-        self.inner.local.as_ref().map_or(0, |local| local.hits())
+        self.local().map_or(0, |local| local.hits())
     }
 
     pub(crate) fn saw(&self, log_index: u64) {
@@ -138,19 +161,36 @@ impl Client {
     }
 
     pub(crate) fn local(&self) -> Option<&Arc<LocalReads>> {
-        self.inner.local.as_ref()
+        self.inner.local.get()
+    }
+
+    /// Reads by that segment from now on, if this client may and has no other.
+    pub(crate) fn read_locally(&self, local: impl FnOnce() -> LocalReads) {
+        if self.inner.settings.local_reads && self.inner.natives.len() == 1 {
+            self.inner.local.get_or_init(|| Arc::new(local()));
+        }
+    }
+
+    pub(crate) fn writes(&self) -> &RecentWrites {
+        &self.inner.writes
+    }
+
+    pub(crate) fn started_engine(&self) -> &Mutex<Option<Engine>> {
+        &self.inner.engine
+    }
+
+    pub(crate) fn secret_digest(&self) -> Option<[u8; 32]> {
+        self.inner.secret
     }
 
     /// Notes for local reads that `keys` are being written, while what this gives lives.
     pub(crate) fn writing<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Writing<'_>> {
-        self.local().map(|local| local.writes.begin(keys))
+        self.inner.settings.local_reads.then(|| self.inner.writes.begin(keys))
     }
 
     /// As [`Client::writing`], of keys that this client does not know.
     pub(crate) fn wrote_unknown_keys(&self) {
-        if let Some(local) = self.local() {
-            local.writes.note_all();
-        }
+        self.inner.writes.note_all();
     }
 
     pub(crate) fn tenant(&self) -> String {
@@ -177,6 +217,83 @@ impl Client {
         }
     }
 
+    /// As [`Client::call`], by the node's engine where there is one.
+    pub(crate) async fn call_linked<T, N, F, Answer>(
+        &self,
+        operation: &'static str,
+        repeatable: Repeatable,
+        native: N,
+        mut grpc: F,
+    ) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        N: Fn(&Link, std::time::Instant) -> Result<T, Error> + Clone + Send + 'static,
+        F: FnMut(Attempt) -> Answer,
+        Answer: Future<Output = Result<T, Error>>,
+    {
+        let mut repetition = self.begin(operation, repeatable);
+        loop {
+            let attempt = self.attempt(repetition.deadline);
+            let answer = match self.link_of(&attempt).await {
+                Some(link) => {
+                    let (native, deadline, used) = (native.clone(), repetition.deadline.into_std(), Arc::clone(&link));
+                    let answer = blocking(move || native(&used, deadline)).await;
+                    self.note_answer(&attempt, &link, answer)
+                }
+                None => repetition.within_deadline(grpc(attempt)).await,
+            };
+            match answer {
+                Ok(answer) => return Ok(answer),
+                Err(error) => repetition.pause_after(error).await?,
+            }
+        }
+    }
+
+    /// How many calls went by the engine of a node, rather than by gRPC.
+    #[must_use]
+    pub fn native_calls(&self) -> u64 {
+        self.inner.native_calls.load(Ordering::Relaxed)
+    }
+
+    /// The engine of the node whose turn it is.
+    pub(crate) async fn link_of(&self, attempt: &Attempt) -> Option<Arc<Link>> {
+        let settings = self.settings();
+        let looks_for_segment = settings.local_reads && self.local().is_none();
+        if !(settings.native || looks_for_segment) {
+            return None;
+        }
+        self.link(self.inner.natives.get(attempt.place)?, &attempt.channel).await
+    }
+
+    /// Lets go of an engine that does not answer.
+    pub(crate) fn note_answer<T>(
+        &self,
+        attempt: &Attempt,
+        link: &Arc<Link>,
+        answer: Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.inner.native_calls.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = &answer
+            && Link::is_lost(error)
+            && let Some(native) = self.inner.natives.get(attempt.place)
+        {
+            tracing::debug!(%error, "the node's engine does not answer: calls go by gRPC");
+            native.close(link);
+        }
+        answer
+    }
+
+    pub(crate) async fn ask_server_info(
+        &self,
+        channel: Channel,
+        timeout: Duration,
+    ) -> Result<proto::ServerInfoReply, Error> {
+        let attempt = self.attempt_by(channel, 0, Instant::now() + timeout);
+        let request = attempt.request(proto::ServerInfoRequest { tenant: self.tenant() });
+        let mut stub = attempt.stub;
+        Ok(stub.server_info(request).await?.into_inner())
+    }
+
     pub(crate) fn begin(&self, operation: &'static str, repeatable: Repeatable) -> Repetition {
         let Inner { settings, seeds, .. } = &*self.inner;
         let now = Instant::now();
@@ -193,11 +310,16 @@ impl Client {
     pub(crate) fn attempt(&self, deadline: Instant) -> Attempt {
         let inner = &*self.inner;
         let turn = inner.next.fetch_add(1, Ordering::Relaxed) % inner.channels.len();
-        let channel = inner.channels[turn].clone();
+        let (channel, place) = inner.channels[turn].clone();
+        self.attempt_by(channel, place, deadline)
+    }
+
+    fn attempt_by(&self, channel: Channel, place: usize, deadline: Instant) -> Attempt {
+        let inner = &*self.inner;
         let stub = StoreClient::new(channel.clone())
             .max_decoding_message_size(inner.settings.message_bytes)
             .max_encoding_message_size(inner.settings.message_bytes);
-        Attempt { stub, channel, authorization: inner.authorization.clone(), deadline }
+        Attempt { stub, channel, place, authorization: inner.authorization.clone(), deadline }
     }
 }
 

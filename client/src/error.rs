@@ -143,6 +143,14 @@ impl Refusal {
         }
     }
 
+    /// The engine's: no answer came over it.
+    pub(crate) fn of_engine(error: &tidepool_transfer::TransferError) -> Self {
+        let causes = std::iter::successors(Some(error as &dyn std::error::Error), |&error| error.source());
+        let message = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        let (reason, field) = (String::new(), String::new());
+        Self { code: Code::Unavailable, reason, field, message, retry_after: None, is_transport: true }
+    }
+
     /// The refusal of one item of a batch, of which only the reason comes.
     pub(crate) fn of_item(reason: String) -> Self {
         let code = match reason.as_str() {

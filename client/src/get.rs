@@ -1,5 +1,7 @@
 //! Gets: always as a stream, so that no size needs a second try; verified against the announced checksum.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use crc32fast::Hasher;
 use tidepool_metadata::framing::Framed;
@@ -8,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::call::{Attempt, Client, key_bytes, shown};
 use crate::error::Error;
+use crate::native::{Filling, Link, blocking, may_block};
 use crate::retry::Repeatable;
 use crate::types::{GetOptions, Object, ObjectInfo};
 use crate::wire::{ChunkStream, MessageBody};
@@ -42,7 +45,15 @@ impl Client {
             return Ok(Some(object));
         }
         let message = self.get_message(key, options);
-        self.call("get", Repeatable::Always, |attempt| {
+        let native = {
+            let message = message.clone();
+            move |link: &Link, deadline| {
+                let mut value = Vec::new();
+                let info = link.get(&message, &mut value, deadline)?;
+                Ok(info.map(|info| Object { info, value: value.into() }))
+            }
+        };
+        self.call_linked("get", Repeatable::Always, native, |attempt| {
             let message = message.clone();
             async move {
                 let Some(mut stream) = self.open(attempt, message, false).await? else { return Ok(None) };
@@ -101,6 +112,15 @@ impl Client {
         let mut repetition = self.begin("get", Repeatable::Always);
         loop {
             let attempt = self.attempt(repetition.deadline);
+            if let Some(link) = self.link_of(&attempt).await {
+                let deadline = repetition.deadline.into_std();
+                let answer = get_into(&link, &message, buffer, deadline).await;
+                match self.note_answer(&attempt, &link, answer) {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => repetition.pause_after(error).await?,
+                }
+                continue;
+            }
             let answer = async {
                 let Some(mut stream) = self.open(attempt, message.clone(), false).await? else {
                     return Ok(None);
@@ -146,6 +166,30 @@ impl Client {
         let (checksum, trailing, step) = (Hasher::new(), None, None);
         Ok(Some(ObjectStream { info, key, chunks, length, received: 0, checksum, trailing, step }))
     }
+}
+
+/// Reads into the caller's buffer, in place if this thread may block, else by way of another thread's.
+async fn get_into(
+    link: &Arc<Link>,
+    message: &proto::GetRequest,
+    buffer: &mut [u8],
+    deadline: std::time::Instant,
+) -> Result<Option<ObjectInfo>, Error> {
+    if may_block() {
+        let mut target = Filling { buffer, filled: 0 };
+        return tokio::task::block_in_place(|| link.get(message, &mut target, deadline));
+    }
+    let (link, asked) = (Arc::clone(link), message.clone());
+    let got = blocking(move || {
+        let mut value = Vec::new();
+        link.get(&asked, &mut value, deadline).map(|info| info.map(|info| (info, value)))
+    });
+    let Some((info, value)) = got.await? else { return Ok(None) };
+    let (length, room) = (value.len() as u64, buffer.len() as u64);
+    let place = buffer.get_mut(..value.len());
+    let place = place.ok_or_else(|| Error::Buffer { key: shown(&message.key), length, buffer: room })?;
+    place.copy_from_slice(&value);
+    Ok(Some(info))
 }
 
 /// An object's bytes as they come. They are verified when the end is reached, and not before: whoever uses a piece

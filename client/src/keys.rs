@@ -1,11 +1,13 @@
 //! Calls about keys, without the objects' bytes: exists, remove, pin, lease, list, stat; and what the server is.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidepool_metadata::{DataType, ObjectKey, proto};
 
 use crate::call::{Attempt, Client, all_key_bytes, key_bytes};
 use crate::error::Error;
+use crate::native::Link;
 use crate::retry::Repeatable;
 use crate::session::MAX_ITEMS;
 use crate::types::{
@@ -40,9 +42,14 @@ impl Client {
             fresh,
             seen_index: self.seen_index(),
         };
+        let message = Arc::new(message);
+        let native = {
+            let message = Arc::clone(&message);
+            move |link: &Link, deadline| link.exists(&message, deadline)
+        };
         let reply = self
-            .call("exists", Repeatable::Always, |mut attempt| {
-                let request = attempt.request(message.clone());
+            .call_linked("exists", Repeatable::Always, native, |mut attempt| {
+                let request = attempt.request((*message).clone());
                 async move { Ok(attempt.stub.exists(request).await?.into_inner()) }
             })
             .await?;
@@ -281,7 +288,7 @@ impl Client {
     /// What the server refuses, or that it can't be reached.
     pub async fn server_info(&self) -> Result<ServerInfo, Error> {
         self.call("server info", Repeatable::Always, |mut attempt| {
-            let request = attempt.request(proto::ServerInfoRequest {});
+            let request = attempt.request(proto::ServerInfoRequest { tenant: self.tenant() });
             async move { Ok(attempt.stub.server_info(request).await?.into_inner().into()) }
         })
         .await

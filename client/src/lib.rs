@@ -28,6 +28,7 @@ mod error;
 mod get;
 mod keys;
 mod local;
+mod native;
 mod put;
 mod recent;
 mod retry;

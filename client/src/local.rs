@@ -16,7 +16,6 @@ use tidepool_metadata::{SliceHeader, TenantId, checksum, proto};
 use tidepool_transfer::{Memory, map_segment};
 
 use crate::call::Client;
-use crate::recent::RecentWrites;
 use crate::retry::Repeatable;
 use crate::types::{GetOptions, Object, ObjectInfo, StoredIn};
 
@@ -34,8 +33,8 @@ const MOST_UNTOLD: usize = 1024;
 pub(crate) struct LocalReads {
     socket: PathBuf,
     segment: RwLock<Option<Arc<Segment>>>,
+    tenant: TenantId,
     tried: Mutex<Option<Instant>>,
-    pub(crate) writes: RecentWrites,
     hits: AtomicU64,
     untold: Mutex<Untold>,
 }
@@ -51,9 +50,9 @@ struct Untold {
 
 impl LocalReads {
     /// Reads by the segment that is handed out at `socket`, whenever it is.
-    pub(crate) fn new(socket: PathBuf) -> Self {
+    pub(crate) fn new(socket: PathBuf, tenant: TenantId) -> Self {
         let (segment, tried, untold) = (RwLock::default(), Mutex::default(), Mutex::default());
-        Self { socket, segment, tried, writes: RecentWrites::default(), hits: AtomicU64::new(0), untold }
+        Self { socket, tenant, segment, tried, hits: AtomicU64::new(0), untold }
     }
 
     /// How many objects were read.
@@ -140,9 +139,16 @@ impl Client {
     }
 
     async fn segment_for(&self, key: &Bytes, options: &GetOptions) -> Option<Arc<Segment>> {
-        let local = self.local()?;
         let wants_whole = options.offset == 0 && options.length.is_none();
-        if options.fresh || !options.version.is_empty() || !wants_whole || local.writes.has(key) {
+        if options.fresh || !options.version.is_empty() || !wants_whole || !self.settings().local_reads {
+            return None;
+        }
+        if self.local().is_none() {
+            // The node says whether it is on this host.
+            self.link_of(&self.attempt(tokio::time::Instant::now())).await;
+        }
+        let local = self.local()?;
+        if self.writes().has(key) {
             return None;
         }
         match local.segment() {
@@ -153,7 +159,7 @@ impl Client {
 
     fn read_local(&self, segment: &Segment, key: &Bytes, target: &mut impl Target) -> Option<ObjectInfo> {
         let local = self.local()?;
-        let info = match segment.read(key, target) {
+        let info = match segment.read(local.tenant, key, target) {
             Ok(info) => info?,
             // Another file is in its place, or may be: a node that starts anew with another size leaves this one behind.
             Err(Doubt::Retired | Doubt::Expired) => {
@@ -203,14 +209,13 @@ impl Segment {
         Ok(Self { memory, layout })
     }
 
-    /// Reads the object with this key of the default tenant; `None` if it is not here, does not fit, or was changed
+    /// Reads the object with this key of that tenant; `None` if it is not here, does not fit, or was changed
     /// meanwhile.
-    fn read(&self, key: &Bytes, target: &mut impl Target) -> Result<Option<ObjectInfo>, Doubt> {
+    fn read(&self, tenant: TenantId, key: &Bytes, target: &mut impl Target) -> Result<Option<ObjectInfo>, Doubt> {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let now = now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs());
         let reader = Reader::reopen(self.memory.words(self.layout.words()), self.layout);
-        let look_up = |slice_index| match reader.lookup(SliceName { tenant: TenantId::DEFAULT, key, slice_index }, now)
-        {
+        let look_up = |slice_index| match reader.lookup(SliceName { tenant, key, slice_index }, now) {
             Lookup::Found(found) => Ok(Some(found)),
             Lookup::Missing => Ok(None),
             Lookup::Unsure(doubt) => Err(doubt),
@@ -386,7 +391,10 @@ mod tests {
 
         fn read(&self, key: &str) -> Option<Vec<u8>> {
             let mut value = Vec::new();
-            let info = self.segment.read(&Bytes::copy_from_slice(key.as_bytes()), &mut value).expect("no doubt")?;
+            let info = self
+                .segment
+                .read(TenantId::DEFAULT, &Bytes::copy_from_slice(key.as_bytes()), &mut value)
+                .expect("no doubt")?;
             assert_eq!((info.length, info.checksum), (value.len() as u64, Some(crc32fast::hash(&value))));
             Some(value)
         }
@@ -436,7 +444,11 @@ mod tests {
         assert_eq!(node.read("again"), Some(bytes(3, 60)));
         let mut short = vec![0; 59];
         let mut target = Filling { buffer: &mut short, filled: 0 };
-        assert_eq!(node.segment.read(&Bytes::from_static(b"again"), &mut target), Ok(None), "it does not fit");
+        assert_eq!(
+            node.segment.read(TenantId::DEFAULT, &Bytes::from_static(b"again"), &mut target),
+            Ok(None),
+            "it does not fit"
+        );
     }
 
     /// At every piece of the copy, the object goes and its memory is another's: that has other bytes, or the same.
@@ -454,7 +466,7 @@ mod tests {
                     node.put("other", &other, &pages);
                 };
                 let mut target = Interrupted { value: Vec::new(), pieces, act: &mut act };
-                let read = segment.read(&Bytes::from_static(b"k"), &mut target);
+                let read = segment.read(TenantId::DEFAULT, &Bytes::from_static(b"k"), &mut target);
                 assert_eq!(read, Ok(None), "piece {pieces}, same bytes: {same_bytes}");
             }
         }
@@ -470,7 +482,7 @@ mod tests {
             let segment = Segment { memory: node.segment.memory.clone(), layout: node.segment.layout };
             let mut act = || drop(node.put("k", &bytes(2, old.len()), &[5, 6, 7]));
             let mut target = Interrupted { value: Vec::new(), pieces, act: &mut act };
-            let read = segment.read(&Bytes::from_static(b"k"), &mut target).expect("no doubt");
+            let read = segment.read(TenantId::DEFAULT, &Bytes::from_static(b"k"), &mut target).expect("no doubt");
             assert!(read.is_none() || target.value == old, "piece {pieces}");
         }
     }
@@ -478,7 +490,7 @@ mod tests {
     /// However many reads there are while the node does not answer, what is kept for it is bounded, and one call waits.
     #[test]
     fn what_the_node_is_not_told_yet_is_bounded() {
-        let (local, key) = (LocalReads::new("segment.sock".into()), Bytes::from_static(b"k"));
+        let (local, key) = (LocalReads::new("segment.sock".into(), TenantId::DEFAULT), Bytes::from_static(b"k"));
         let told: Vec<_> = (0..10_000).filter_map(|_| local.note(&key)).collect();
         assert_eq!(told.iter().map(Vec::len).collect::<Vec<_>>(), [TOLD_AT_ONCE]);
         assert_eq!((lock(&local.untold).keys.len(), local.hits()), (MOST_UNTOLD, 10_000));

@@ -15,6 +15,7 @@ use tonic::body::Body;
 
 use crate::call::{Attempt, Client, key_bytes};
 use crate::error::Error;
+use crate::native::{Link, MOST_PUT_BYTES};
 use crate::retry::Repeatable;
 use crate::types::{PutDone, PutOptions, PutOutcome};
 use crate::wire::{self, MessageBody};
@@ -35,29 +36,57 @@ impl Client {
         let key = key_bytes(key)?;
         let _writing = self.writing([&key[..]]);
         let repeatable = if options.upsert { Repeatable::IfNotDone } else { Repeatable::Always };
-        let reply = if value.len() <= self.settings().unary_put_bytes {
-            let message = proto::PutRequest {
-                tenant: self.tenant(),
-                key,
-                checksum: Some(crc32fast::hash(&value)),
-                value,
-                options: Some(options.message()),
-            };
-            self.call("put", repeatable, |mut attempt| {
-                let request = attempt.request(message.clone());
-                async move { Ok(attempt.stub.put(request).await?.into_inner()) }
-            })
-            .await?
-        } else {
-            let announce = self.announce(key, value.len() as u64, options);
-            self.call("put", repeatable, |attempt| {
-                let chunks = whole_value(announce.clone(), value.clone());
-                let request = attempt.request(MessageBody::request(chunks.map(framed)));
-                self.send_chunks(attempt, request)
-            })
-            .await?
-        };
+        if value.len() <= MOST_PUT_BYTES {
+            return self.put_by_message(key, value, options, repeatable).await;
+        }
+        let announce = self.announce(key, value.len() as u64, options);
+        let reply =
+            self.call("put", repeatable, |attempt| self.send_whole(attempt, announce.clone(), value.clone())).await?;
         self.put_done(&reply)
+    }
+
+    async fn put_by_message(
+        &self,
+        key: Bytes,
+        value: Bytes,
+        options: &PutOptions,
+        repeatable: Repeatable,
+    ) -> Result<PutDone, Error> {
+        let native = {
+            let (keys, options) = (vec![key.clone()], Some(options.message()));
+            let message = proto::PutItemsRequest { tenant: self.tenant(), keys, options, ..Default::default() };
+            let value = value.clone();
+            move |link: &Link, deadline| {
+                let reply = link.put("put", message.clone(), std::slice::from_ref(&value), deadline)?;
+                let outcome = reply.outcomes.first().copied().unwrap_or_default();
+                Ok(proto::PutReply { outcome, log_index: reply.log_index, checksum: 0 })
+            }
+        };
+        let grpc = |mut attempt: Attempt| {
+            let (key, value) = (key.clone(), value.clone());
+            async move {
+                if value.len() > self.settings().unary_put_bytes {
+                    let announce = self.announce(key, value.len() as u64, options);
+                    return self.send_whole(attempt, announce, value).await;
+                }
+                let (tenant, checksum) = (self.tenant(), Some(crc32fast::hash(&value)));
+                let message = proto::PutRequest { tenant, key, checksum, value, options: Some(options.message()) };
+                let request = attempt.request(message);
+                Ok(attempt.stub.put(request).await?.into_inner())
+            }
+        };
+        let reply = self.call_linked("put", repeatable, native, grpc).await?;
+        self.put_done(&reply)
+    }
+
+    async fn send_whole(
+        &self,
+        attempt: Attempt,
+        announce: proto::PutChunk,
+        value: Bytes,
+    ) -> Result<proto::PutReply, Error> {
+        let request = attempt.request(MessageBody::request(whole_value(announce, value).map(framed)));
+        self.send_chunks(attempt, request).await
     }
 
     /// Stores what `source` gives, `length` bytes in all. The deadline holds for each time without progress, so that

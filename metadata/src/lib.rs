@@ -6,6 +6,7 @@
 pub mod catalog;
 pub mod checksum;
 pub mod directory;
+pub mod envelope;
 pub mod error;
 pub mod framing;
 pub mod lease;

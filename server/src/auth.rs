@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use sha2::Digest as _;
 use subtle::ConstantTimeEq;
 use tidepool_metadata::ErrorKind;
 
@@ -44,6 +45,11 @@ impl Auth {
             return Err(invalid(format!("{} bytes, need {LEAST_SECRET_BYTES} or more", secret.len())));
         }
         Ok(Self { secret: Some(secret.into()) })
+    }
+
+    /// What the transfer engine proves and asks for: SHA-256 of the secret.
+    pub(crate) fn digest(&self) -> Option<[u8; 32]> {
+        self.secret.as_ref().map(|secret| sha2::Sha256::digest(secret).into())
     }
 
     /// Checks the value of an `authorization` header. The time that it takes does not depend on how much is right.

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidepool_metadata::ErrorKind;
 use tidepool_tiers::nvme::NvmeConfig;
+use tidepool_transfer::Engine;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -14,9 +15,10 @@ use tokio::task::JoinHandle;
 use crate::admin::AdminApi;
 use crate::auth::Auth;
 use crate::config::Config;
+use crate::engine::{self, LentMemories, MemoryListener};
 use crate::error::Error;
 use crate::folder::DataFolder;
-use crate::grpc::{GrpcServer, Inflight, StoreApi};
+use crate::grpc::{GrpcServer, HostInfo, Inflight, StoreApi};
 use crate::node::Node;
 use crate::plan;
 use crate::segment::SegmentListener;
@@ -26,6 +28,8 @@ use crate::segment::SegmentListener;
 pub struct Addresses {
     /// gRPC.
     pub grpc: SocketAddr,
+    /// The transfer engine.
+    pub engine: Option<SocketAddr>,
     /// Admin HTTP.
     pub admin: SocketAddr,
     /// gRPC over a unix socket.
@@ -37,6 +41,7 @@ pub struct Addresses {
 /// A running server.
 pub struct Server {
     addresses: Addresses,
+    engine: Option<Engine>,
     node: Node,
     folder: Arc<DataFolder>,
     ready: watch::Sender<bool>,
@@ -63,7 +68,8 @@ impl Server {
         let segment = unix.as_ref().map(|_| SegmentListener::bind(&data.join("segment.sock"))).transpose()?;
         let admin = TcpListener::bind(config.admin.listen).await;
         let admin = admin.map_err(|error| crate::grpc::cannot_listen("admin.listen", config.admin.listen, &error))?;
-        let addresses = Addresses { grpc: local(grpc.address())?, admin: local(admin.local_addr())?, unix, data };
+        let memory = unix.as_ref().map(|_| MemoryListener::bind(&data.join("memory.sock"))).transpose()?;
+        let (grpc_address, admin_address) = (local(grpc.address())?, local(admin.local_addr())?);
 
         let built = plan::node(&config, &folder)?;
         let nvme: Option<NvmeConfig> = built.nvme.clone();
@@ -71,25 +77,42 @@ impl Server {
         let (ready, readiness) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
         let inflight = Inflight::new(config.limits.inflight_bytes.0);
-        let api = StoreApi::new(node.service().clone(), inflight, folder.cluster());
+        let host = HostInfo {
+            cluster: folder.cluster(),
+            engine: OnceLock::new(),
+            folder: unix.is_some().then(|| folder.path().to_owned()),
+        };
+        let host = Arc::new(host);
+        let api = StoreApi::new(node.service().clone(), inflight, Arc::clone(&host));
+        let lent = LentMemories::default();
+        let engine = config.engine_address();
+        let engine = engine.map(|address| engine::start(address, api.clone(), &auth, &config.limits, lent.clone()));
+        let engine = engine.transpose()?;
+        let engine_address = engine.as_ref().and_then(|engine| engine.addresses().first().copied());
+        if let Some(address) = engine_address {
+            host.engine.get_or_init(|| address);
+        }
+        let addresses = Addresses { grpc: grpc_address, engine: engine_address, admin: admin_address, unix, data };
         let admin_api = AdminApi::new(
             node.service().clone(),
             auth.clone(),
             readiness.clone(),
             folder.cluster(),
-            addresses.grpc,
+            grpc_address,
             nvme,
         );
         let limits = config.limits.clone();
         let admin_stopped = stopped.clone();
         let (store, segment_stopped) = (node.service().store().clone(), stopped.clone());
+        let memory_stopped = stopped.clone();
         let mut listeners = vec![
             tokio::spawn(async move { grpc.serve(api, auth, &limits, readiness, stopped).await }),
             tokio::spawn(admin_api.serve(admin, admin_stopped)),
         ];
+        listeners.extend(memory.map(|memory| tokio::spawn(memory.serve(lent, memory_stopped))));
         listeners.extend(segment.map(|segment| tokio::spawn(segment.serve(store, segment_stopped))));
         let shutdown_timeout = config.shutdown_timeout.0.0;
-        Ok(Self { addresses, node, folder, ready, stop, listeners, shutdown_timeout })
+        Ok(Self { addresses, engine, node, folder, ready, stop, listeners, shutdown_timeout })
     }
 
     /// Waits until the catalog is open, and says so by health and `/readyz`. Cancel-safe.
@@ -116,7 +139,7 @@ impl Server {
 
     /// Not ready, stop accepting, finish or cut off calls within the timeout, persist, let go of the folder.
     pub async fn shutdown(self) {
-        let Self { node, folder, ready, stop, listeners, shutdown_timeout, .. } = self;
+        let Self { engine, node, folder, ready, stop, listeners, shutdown_timeout, .. } = self;
         ready.send_replace(false);
         stop.send_replace(true);
         let deadline = tokio::time::Instant::now() + shutdown_timeout;
@@ -126,6 +149,8 @@ impl Server {
                 listener.abort();
             }
         }
+        // Its calls that still run are answered by nobody: their peers go elsewhere.
+        drop(engine);
         node.shutdown().await;
         drop(folder);
     }

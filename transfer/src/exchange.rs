@@ -5,19 +5,15 @@
 //! to nobody. Here the caller that waits is the only one who can receive: a header, then as much as it wants, where it
 //! wants. For answers that carry values; it blocks.
 
-use std::io::{self, IoSlice, Write as _};
-use std::os::fd::AsFd as _;
+use std::io::{self, IoSlice, Read as _, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::buffer::{Buffer, spare_capacity};
 use rustix::event::PollFlags;
-use rustix::net::RecvFlags;
 
 use crate::control::Dial;
 use crate::error::{Failure, TransferError};
-use crate::lend::poll;
 use crate::peer::Peer;
 use crate::stream::{ConnectError, Stream};
 use crate::wire::{HEADER_BYTES, Header, Kind, MESSAGE_MAX, WireError};
@@ -55,7 +51,7 @@ impl Exchanges {
     fn connection(&self, deadline: Instant) -> Result<Stream, ConnectError> {
         while let Some(stream) = self.idle.lock().pop() {
             // Nothing is owed on it: whatever is there to read is its end.
-            if poll(stream.as_fd(), PollFlags::IN, Duration::ZERO).is_ok_and(|events| events.is_empty()) {
+            if stream.poll(PollFlags::IN, Duration::ZERO).is_ok_and(|events| events.is_empty()) {
                 return Ok(stream);
             }
         }
@@ -88,8 +84,9 @@ impl Answer {
         let peer = Arc::clone(peer);
         let mut answer = Self { peer, stream: Some(stream), first, taken: 0, received: 0, left: 0, deadline };
         while answer.received < HEADER_BYTES {
-            let (stream, room) = (answer.stream.as_ref(), &mut answer.first[answer.received..]);
-            answer.received += receive(stream.ok_or(Failure::Closed)?, room, RecvFlags::empty(), deadline)?;
+            let (mut stream, room) =
+                (answer.stream.as_ref().ok_or(Failure::Closed)?, &mut answer.first[answer.received..]);
+            answer.received += received(stream.read(room), deadline)?;
         }
         let header = Header::decode(&answer.first[..]).map_err(WireError::failure)?;
         answer.taken = HEADER_BYTES;
@@ -117,27 +114,33 @@ impl Answer {
         let (now, mut rest) = target.split_at_mut(early.len());
         now.copy_from_slice(&self.first[early]);
         while !rest.is_empty() {
-            let count = self.receive(&mut *rest)?;
+            let count = self.receive(|stream| stream.receive_all(rest))?;
             rest = &mut rest[count..];
         }
         Ok(())
     }
 
-    /// Appends the next `length` bytes to `target`.
+    /// Appends what comes next to `target`, at least a byte if any is left: as much as arrived and `target` has room for,
+    /// which is made for all that is left if there is none.
     ///
     /// # Errors
-    /// As [`Answer::read`].
-    pub fn append_to(&mut self, length: usize, target: &mut Vec<u8>) -> Result<(), TransferError> {
-        self.check(length)?;
-        let end = target.len() + length;
-        target.reserve_exact(length);
-        let early = self.take_early(length);
-        target.extend_from_slice(&self.first[early]);
-        while target.len() < end {
-            // Nothing follows an answer, so more room than bytes does no harm.
-            self.receive(spare_capacity(target))?;
+    /// `Peer` with the reason why no more comes.
+    pub fn append_to(&mut self, target: &mut Vec<u8>) -> Result<(), TransferError> {
+        let before = target.len();
+        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+        if target.capacity() == before {
+            target.reserve_exact(left);
         }
-        if target.len() == end { Ok(()) } else { Err(self.failed(Failure::Protocol.into())) }
+        let early = self.take_early(left);
+        if !early.is_empty() {
+            target.extend_from_slice(&self.first[early]);
+            return Ok(());
+        }
+        while target.len() == before && left > 0 {
+            self.receive(|stream| stream.receive_behind(target))?;
+        }
+        // Nothing follows an answer.
+        if target.len() - before <= left { Ok(()) } else { Err(self.failed(Failure::Protocol.into())) }
     }
 
     fn check(&self, wanted: usize) -> Result<(), TransferError> {
@@ -156,9 +159,9 @@ impl Answer {
         start..self.taken
     }
 
-    fn receive<B: Buffer<u8>>(&mut self, room: B) -> Result<usize, TransferError> {
+    fn receive(&mut self, receive: impl FnOnce(&Stream) -> io::Result<usize>) -> Result<usize, TransferError> {
         let stream = self.stream.as_ref().ok_or(TransferError::Closed)?;
-        match receive(stream, room, RecvFlags::WAITALL, self.deadline) {
+        match received(receive(stream), self.deadline) {
             Ok(count) => {
                 self.left = self.left.saturating_sub(count as u64);
                 Ok(count)
@@ -206,12 +209,12 @@ fn send(stream: &Stream, length: usize, parts: &[&[u8]], deadline: Instant) -> R
     Ok(())
 }
 
-/// Receives once. No bytes: look again, the deadline has not passed.
-fn receive<B: Buffer<u8>>(stream: &Stream, room: B, flags: RecvFlags, deadline: Instant) -> Result<usize, Failure> {
-    match rustix::net::recv(stream, room, flags) {
-        Ok((_, 0)) => Err(Failure::ConnectionLost),
-        Ok((_, count)) => Ok(count),
-        Err(error) => look_around(&error.into(), deadline).map(|()| 0),
+/// What a receipt gave. No bytes: look again, the deadline has not passed.
+fn received(result: io::Result<usize>, deadline: Instant) -> Result<usize, Failure> {
+    match result {
+        Ok(0) => Err(Failure::ConnectionLost),
+        Ok(count) => Ok(count),
+        Err(error) => look_around(&error, deadline).map(|()| 0),
     }
 }
 

@@ -19,9 +19,9 @@ mod control;
 mod engine;
 mod error;
 mod exchange;
-mod handover;
 #[cfg(feature = "faults")]
 mod faulty;
+mod handover;
 mod lend;
 mod memory;
 mod message;
@@ -55,9 +55,9 @@ pub use batch::{Batch, Outcome};
 pub use engine::{BatchOptions, Engine, RegionTicket, Totals};
 pub use error::{Failure, Kind, SliceError, TransferError};
 pub use exchange::Answer;
-pub use handover::{Lent, TAKEN, take_lent};
 #[cfg(feature = "faults")]
 pub use faulty::Faults;
+pub use handover::{Lent, TAKEN, take_lent};
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Reply, Responder};
 pub use rails::RailStatus;

@@ -7,6 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::buffer::spare_capacity;
 use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, SendFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -22,6 +23,8 @@ pub(crate) const TICK: Duration = Duration::from_millis(50);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_PROBES: u32 = 3;
+/// Plain bytes of a TLS record, at most.
+const TLS_BYTES: usize = 16 << 10;
 /// What one address of several may take before the next is tried.
 const FIRST_ADDRESS_TIMEOUT: Duration = Duration::from_millis(300);
 
@@ -98,6 +101,28 @@ impl Stream {
         }
     }
 
+    /// Receives until `bytes` are full, at most for the socket's timeout; 0 at the peer's end.
+    pub(crate) fn receive_all(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tls(stream) => (&mut &**stream).read(bytes),
+            socket => Ok(rustix::net::recv(socket, bytes, RecvFlags::WAITALL)?.0),
+        }
+    }
+
+    /// Receives behind what `target` has, as much as came and it has room for; 0 at the peer's end.
+    pub(crate) fn receive_behind(&self, target: &mut Vec<u8>) -> io::Result<usize> {
+        match self {
+            Self::Tls(stream) => {
+                let mut bytes = [0; TLS_BYTES];
+                let room = (target.capacity() - target.len()).min(TLS_BYTES);
+                let count = (&mut &**stream).read(&mut bytes[..room])?;
+                target.extend_from_slice(&bytes[..count]);
+                Ok(count)
+            }
+            socket => Ok(rustix::net::recv(socket, spare_capacity(target), RecvFlags::empty())?.1),
+        }
+    }
+
     /// Whether bytes that it took wait for room in the socket: another send, of nothing too, goes on with them.
     pub(crate) fn has_unsent(&self) -> bool {
         if let Self::Tls(stream) = self { stream.has_unsent() } else { false }
@@ -146,6 +171,10 @@ impl Write for &Stream {
         match self {
             Stream::Tcp(stream) => (&mut &*stream).write_vectored(slices),
             Stream::Unix(stream) => (&mut &*stream).write_vectored(slices),
+            Stream::Tls(stream) => {
+                let slice = slices.iter().find(|slice| !slice.is_empty());
+                slice.map_or(Ok(0), |slice| (&mut &**stream).write(slice))
+            }
         }
     }
 

@@ -1,6 +1,5 @@
 //! The calls over a link. They block until the answer is there or the deadline has passed.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -31,8 +30,8 @@ pub(crate) trait Target {
     /// [`Error::Buffer`] if there is no room for it.
     fn begin(&mut self, key: &[u8], length: u64) -> Result<(), Error>;
 
-    /// Takes the next `count` bytes, and gives them.
-    fn take(&mut self, answer: &mut Answer, count: usize) -> Result<&[u8], TransferError>;
+    /// Takes the next bytes, some of those that are left, and gives them.
+    fn take(&mut self, answer: &mut Answer) -> Result<&[u8], TransferError>;
 }
 
 impl Target for Vec<u8> {
@@ -43,9 +42,9 @@ impl Target for Vec<u8> {
         Ok(())
     }
 
-    fn take(&mut self, answer: &mut Answer, count: usize) -> Result<&[u8], TransferError> {
+    fn take(&mut self, answer: &mut Answer) -> Result<&[u8], TransferError> {
         let start = self.len();
-        answer.append_to(count, self)?;
+        answer.append_to(self)?;
         Ok(&self[start..])
     }
 }
@@ -63,11 +62,13 @@ impl Target for Filling<'_> {
         if length <= buffer { Ok(()) } else { Err(Error::Buffer { key: shown(key), length, buffer }) }
     }
 
-    fn take(&mut self, answer: &mut Answer, count: usize) -> Result<&[u8], TransferError> {
+    fn take(&mut self, answer: &mut Answer) -> Result<&[u8], TransferError> {
         let start = self.filled;
+        let count = usize::try_from(answer.left()).unwrap_or(usize::MAX).min(STEP_BYTES);
         let room = self.buffer.len() as u64 - start as u64;
         let place = self.buffer.get_mut(start..start + count);
-        let place = place.ok_or(TransferError::Length { what: "answer", length: count as u64, minimum: 0, maximum: room })?;
+        let place =
+            place.ok_or(TransferError::Length { what: "answer", length: count as u64, minimum: 0, maximum: room })?;
         answer.read(place)?;
         self.filled += count;
         Ok(&self.buffer[start..self.filled])
@@ -113,8 +114,8 @@ impl Link {
         if length as u64 > answer.left() {
             return Err(broken("is shorter than its message"));
         }
-        let mut message = Vec::new();
-        answer.append_to(length, &mut message).map_err(&failed)?;
+        let mut message = vec![0; length];
+        answer.read(&mut message).map_err(&failed)?;
         if is_done {
             let message = M::decode(&message[..]).map_err(|_| broken("can't be read"))?;
             return Ok((message, answer));
@@ -125,7 +126,11 @@ impl Link {
     }
 
     /// Whether objects exist.
-    pub(crate) fn exists(&self, message: &proto::ExistsRequest, deadline: Instant) -> Result<proto::ExistsReply, Error> {
+    pub(crate) fn exists(
+        &self,
+        message: &proto::ExistsRequest,
+        deadline: Instant,
+    ) -> Result<proto::ExistsReply, Error> {
         Ok(self.ask("exists", EngineMethod::Exists, message, &[], deadline)?.0)
     }
 
@@ -189,21 +194,32 @@ impl Link {
         Ok(Some(description.into()))
     }
 
-    /// Reads objects: what one answer has of them.
+    /// Reads objects, as many answers as they take.
     pub(crate) fn get_batch(
         &self,
         message: &proto::BatchGetRequest,
         deadline: Instant,
-    ) -> Result<proto::BatchGetReply, Error> {
+    ) -> Result<Vec<proto::BatchGetReply>, Error> {
         const OPERATION: &str = "batch get";
-        let began = Instant::now();
-        let (mut reply, mut answer): (proto::BatchGetReply, _) =
-            self.ask(OPERATION, EngineMethod::BatchGet, message, &[], deadline)?;
-        let mut values = Vec::new();
-        let length = usize::try_from(answer.left()).unwrap_or(usize::MAX);
-        answer.append_to(length, &mut values).map_err(failed(OPERATION, began))?;
-        reply.values = values.into();
-        Ok(reply)
+        let (mut replies, mut first) = (Vec::new(), 0);
+        while first < message.keys.len() {
+            let rest = proto::BatchGetRequest { keys: message.keys[first..].to_vec(), ..message.clone() };
+            let began = Instant::now();
+            let (mut reply, mut answer): (proto::BatchGetReply, _) =
+                self.ask(OPERATION, EngineMethod::BatchGet, &rest, &[], deadline)?;
+            let mut values = Vec::new();
+            while answer.left() > 0 {
+                answer.append_to(&mut values).map_err(failed(OPERATION, began))?;
+            }
+            reply.values = values.into();
+            reply.first = u32::try_from(first).unwrap_or(u32::MAX);
+            first += reply.outcomes.len();
+            if reply.outcomes.is_empty() {
+                return Err(Error::Protocol { operation: OPERATION, why: "has no items" });
+            }
+            replies.push(reply);
+        }
+        Ok(replies)
     }
 }
 
@@ -222,14 +238,8 @@ fn receive(
     let expected = description.checksum.ok_or(Error::Protocol { operation: "get", why: "has no checksum" })?;
     let mut sum = Hasher::new();
     while answer.left() > 0 {
-        let count = usize::try_from(answer.left()).unwrap_or(usize::MAX).min(STEP_BYTES);
-        sum.update(target.take(answer, count).map_err(failed("get", began))?);
+        sum.update(target.take(answer).map_err(failed("get", began))?);
     }
     let actual = sum.finalize();
     if actual == expected { Ok(()) } else { Err(Error::ChecksumMismatch { key: shown(key), expected, actual }) }
-}
-
-/// A link, and whom to tell when it fails.
-pub(crate) struct Linked {
-    pub(crate) link: Arc<Link>,
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use tidepool_metadata::{TenantId, proto};
+use tidepool_metadata::TenantId;
 use tidepool_transfer::{Engine, PeerId, Settings, TransferError};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tonic::transport::Channel;
@@ -19,6 +19,7 @@ use tonic::transport::Channel;
 use crate::call::Client;
 use crate::endpoint::ServerAddress;
 use crate::local::LocalReads;
+pub(crate) use calls::{Filling, MOST_PUT_BYTES};
 use staging::Staging;
 
 /// How long an engine that could not be reached is left alone, and a node that has none.
@@ -165,9 +166,4 @@ impl Drop for Link {
         // Stale already if the peer was forgotten.
         let _forgotten = self.engine.disconnect(self.peer);
     }
-}
-
-/// The message of `server_info`.
-pub(crate) fn server_info(tenant: String) -> proto::ServerInfoRequest {
-    proto::ServerInfoRequest { tenant }
 }

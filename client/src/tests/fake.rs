@@ -271,8 +271,8 @@ impl Store for Fake {
         Err(status(Code::NotFound, "UNKNOWN_TENANT", 0))
     }
 
-    async fn server_info(&self, request: Request<proto::ServerInfoRequest>) -> Answer<proto::ServerInfoReply> {
-        self.enter("server_info", &request).await?;
+    /// Has no engine. Not one of the calls that tests count: the client looks around with its first.
+    async fn server_info(&self, _: Request<proto::ServerInfoRequest>) -> Answer<proto::ServerInfoReply> {
         Ok(Response::new(proto::ServerInfoReply::default()))
     }
 }

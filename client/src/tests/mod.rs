@@ -238,5 +238,5 @@ async fn answers_that_break_the_protocol_are_errors() {
     let (fake, client) = connected().await;
     assert!(matches!(client.pin(&["k"]).await, Err(Error::Protocol { operation: "pin", .. })));
     fake.state().failures.push_back(Status::internal("bug"));
-    assert_eq!(client.server_info().await.expect_err("is an error").kind(), ErrorKind::Internal);
+    assert_eq!(client.exists("k").await.expect_err("is an error").kind(), ErrorKind::Internal);
 }

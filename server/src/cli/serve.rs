@@ -83,7 +83,8 @@ pub(super) async fn run(arguments: &ServeArguments, output: &Output) -> Result<E
     } else {
         let unix = addresses.unix.as_ref().map(|path| format!("\nsocket  unix:{}", path.display())).unwrap_or_default();
         let (grpc, admin, data) = (addresses.grpc, addresses.admin, addresses.data.display());
-        output.bytes(format!("grpc    {grpc}{unix}\nadmin   http://{admin}\ndata    {data}\n").as_bytes())?;
+        let engine = addresses.engine.map(|engine| format!("\nengine  {engine}")).unwrap_or_default();
+        output.bytes(format!("grpc    {grpc}{unix}{engine}\nadmin   http://{admin}\ndata    {data}\n").as_bytes())?;
     }
     let ended = tokio::select! {
         ready = server.ready() => ready,

@@ -165,8 +165,9 @@ impl Config {
     /// Addresses that others can reach need a secret, or a written wish to do without.
     fn check_exposure(&self) -> Result<(), ConfigError> {
         let exposed = |listen: &SocketAddr| !listen.ip().is_loopback();
+        let engine = self.engine_address().map(|listen| ("engine.listen", listen));
         let listeners = [("grpc.listen", self.grpc.listen), ("admin.listen", self.admin.listen)];
-        for (field, listen) in listeners.into_iter().filter(|(_, listen)| exposed(listen)) {
+        for (field, listen) in listeners.into_iter().chain(engine).filter(|(_, listen)| exposed(listen)) {
             if self.cluster.secret_file.is_none() && !self.cluster.insecure {
                 return Err(ConfigError::Contradiction(format!(
                     "{field} = {listen} can be reached from other machines: set cluster.secret_file (a file with 16 \

@@ -27,6 +27,8 @@ pub struct Config {
     pub shutdown_timeout: ShutdownTimeout,
     /// Listener of the client protocol.
     pub grpc: Grpc,
+    /// Listener of the transfer engine, by which native clients put and get.
+    pub engine: Engine,
     /// Listener of admin HTTP.
     pub admin: Admin,
     /// The cluster that this node belongs to.
@@ -72,6 +74,23 @@ pub struct Grpc {
 impl Default for Grpc {
     fn default() -> Self {
         Self { listen: SocketAddr::from(([127, 0, 0, 1], 7420)), unix_socket: true }
+    }
+}
+
+/// Listener of the transfer engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Engine {
+    /// Start it, default true. Without it native clients use gRPC.
+    pub enabled: bool,
+    /// Address. Default: that of `grpc.listen` with the next port (7421; port 0 picks a free one). Others than loopback: see
+    /// `cluster`.
+    pub listen: Option<SocketAddr>,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self { enabled: true, listen: None }
     }
 }
 
@@ -332,6 +351,21 @@ pub struct Telemetry {
 impl Default for Telemetry {
     fn default() -> Self {
         Self { log_format: LogFormat::Human, log_filter: "info".into(), otlp_endpoint: None }
+    }
+}
+
+impl Config {
+    /// Where the transfer engine listens; `None`: nowhere.
+    #[must_use]
+    pub fn engine_address(&self) -> Option<SocketAddr> {
+        let next = SocketAddr::new(
+            self.grpc.listen.ip(),
+            match self.grpc.listen.port() {
+                0 | u16::MAX => 0,
+                port => port + 1,
+            },
+        );
+        self.engine.enabled.then_some(self.engine.listen.unwrap_or(next))
     }
 }
 

@@ -1,13 +1,13 @@
 //! Batches: one outcome per item, in request order, as structures of arrays.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::stream;
 use tidepool_metadata::proto;
 use tidepool_metadata::{ErrorKind, ObjectKey, TenantId};
 
 use super::{MAX_UNARY_BYTES, Replies, StoreApi, convert};
 use crate::error::Error;
-use crate::node::{Freshness, ObjectName, PutItem, RangeRequest};
+use crate::node::{Freshness, ObjectName, PutItem, PutOptions, RangeRequest, Value};
 
 /// About how many bytes of values one message of a batch get carries.
 const REPLY_BYTES: usize = 4 << 20;
@@ -26,10 +26,14 @@ impl StoreApi {
         let _inflight = self.inflight.admit(values.iter().map(|value| value.len() as u64).sum())?;
         let items = keys.into_iter().zip(values).enumerate().map(|(position, (key, value))| PutItem {
             name: ObjectName { tenant, key },
-            value,
+            value: Value::Bytes(value),
             checksum: checksums.get(position).copied(),
         });
-        let results = self.service.put_batch(items.collect(), &options).await;
+        Ok(self.put_items(items.collect(), &options).await)
+    }
+
+    pub(crate) async fn put_items(&self, items: Vec<PutItem>, options: &PutOptions) -> proto::BatchPutReply {
+        let results = self.service.put_batch(items, options).await;
         let mut reply = proto::BatchPutReply::default();
         let failed = results.iter().any(Result::is_err);
         for result in results {
@@ -45,7 +49,7 @@ impl StoreApi {
                 reply.reasons.push(reason.to_owned());
             }
         }
-        Ok(reply)
+        reply
     }
 
     pub(super) async fn get_objects(
@@ -60,53 +64,73 @@ impl StoreApi {
             if first == keys.len() {
                 return Ok::<_, tonic::Status>(None);
             }
-            let reply = api.gather(tenant, &keys, first, freshness).await?;
+            let (mut reply, values) = api.gather(tenant, &keys, first, freshness).await?;
+            reply.values = values.concat().into();
             let next = first + reply.outcomes.len();
             Ok(Some((reply, (api, keys, next))))
         });
         Ok(Box::pin(replies))
     }
 
-    /// Reads items from `first` on until a message is full.
-    async fn gather(
+    /// Reads items from `first` on until a message is full: what is said of them, and their bytes as they lie.
+    pub(crate) async fn gather(
         &self,
         tenant: TenantId,
         keys: &[ObjectKey],
         first: usize,
         freshness: Freshness,
-    ) -> Result<proto::BatchGetReply, Error> {
+    ) -> Result<(proto::BatchGetReply, Vec<Bytes>), Error> {
         use proto::GetOutcome;
         let _inflight = self.inflight.admit(REPLY_BYTES as u64)?;
         let mut reply = proto::BatchGetReply { first: u32::try_from(first).unwrap_or(u32::MAX), ..Default::default() };
-        let (mut values, mut tiers) = (BytesMut::new(), Vec::new());
+        let (mut values, mut total, mut tiers) = (Vec::new(), 0, Vec::new());
         for key in &keys[first..] {
             let name = ObjectName { tenant, key: key.clone() };
-            let (outcome, value, tier) = match self.read_small(&name, freshness).await {
-                Ok(Some((value, tier))) => (GetOutcome::Found, value, tier),
-                Ok(None) => (GetOutcome::TooLarge, Bytes::new(), 0),
-                Err(error) => (outcome_of(&error), Bytes::new(), 0),
+            let before = values.len();
+            let (outcome, checksum, tier) = match self.read_small(&name, freshness, &mut values).await {
+                Ok(Some((checksum, tier))) => (GetOutcome::Found, checksum, tier),
+                Ok(None) => (GetOutcome::TooLarge, 0, 0),
+                Err(error) => {
+                    values.truncate(before);
+                    (outcome_of(&error), 0, 0)
+                }
             };
+            let length = values[before..].iter().map(|bytes| bytes.len() as u64).sum::<u64>();
             reply.outcomes.push(outcome.into());
-            reply.lengths.push(value.len() as u64);
-            reply.checksums.push(if outcome == GetOutcome::Found { crc32fast::hash(&value) } else { 0 });
+            reply.lengths.push(length);
+            reply.checksums.push(checksum);
             tiers.push(tier);
-            values.extend_from_slice(&value);
-            if values.len() >= REPLY_BYTES {
+            total += length;
+            if total >= REPLY_BYTES as u64 {
                 break;
             }
         }
-        (reply.values, reply.tiers) = (values.freeze(), tiers.into());
-        Ok(reply)
+        reply.tiers = tiers.into();
+        Ok((reply, values))
     }
 
-    /// An object of at most [`MAX_UNARY_BYTES`] with the number of its tier; `None` if it is larger.
-    async fn read_small(&self, name: &ObjectName, freshness: Freshness) -> Result<Option<(Bytes, u8)>, Error> {
+    /// Adds the bytes of an object of at most [`MAX_UNARY_BYTES`] to `values`; its checksum, and the number of its tier.
+    /// `None` if it is larger.
+    async fn read_small(
+        &self,
+        name: &ObjectName,
+        freshness: Freshness,
+        values: &mut Vec<Bytes>,
+    ) -> Result<Option<(u32, u8)>, Error> {
         let mut reader = self.service.get(name, RangeRequest::default(), freshness).await?;
         if reader.description().range_length > u64::from(MAX_UNARY_BYTES) {
             return Ok(None);
         }
+        let known = reader.description().checksum;
         let tier = if reader.description().tier == "dram" { 1 } else { 2 };
-        Ok(Some((reader.read_to_end().await?, tier)))
+        let mut sum = crc32fast::Hasher::new();
+        while let Some(bytes) = reader.next().await? {
+            if known.is_none() {
+                sum.update(&bytes);
+            }
+            values.push(bytes);
+        }
+        Ok(Some((known.unwrap_or_else(|| sum.finalize()), tier)))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::node::{Freshness, ObjectName, PutDone, PutOptions, PutOutcome, Reques
 /// Most keys of one call.
 pub(super) const MAX_KEYS: usize = 65_536;
 
-pub(super) fn invalid(reason: &'static str, field: &'static str, message: String) -> Error {
+pub(crate) fn invalid(reason: &'static str, field: &'static str, message: String) -> Error {
     Error::new(ErrorKind::Invalid, reason, message).field(field)
 }
 
@@ -27,7 +27,7 @@ pub(super) fn key(bytes: &[u8]) -> Result<ObjectKey, Error> {
     })
 }
 
-pub(super) fn keys(keys: &[Bytes]) -> Result<Vec<ObjectKey>, Error> {
+pub(crate) fn keys(keys: &[Bytes]) -> Result<Vec<ObjectKey>, Error> {
     if keys.len() > MAX_KEYS {
         let message = format!("{} keys in one call: send at most {MAX_KEYS}", keys.len());
         return Err(invalid("TOO_MANY_KEYS", "keys", message));
@@ -61,12 +61,12 @@ impl StoreApi {
         Ok(ObjectName { tenant: self.service.tenant(tenant).await?, key: key(bytes)? })
     }
 
-    pub(super) async fn tenant(&self, name: &str) -> Result<TenantId, Error> {
+    pub(crate) async fn tenant(&self, name: &str) -> Result<TenantId, Error> {
         self.service.tenant(name).await
     }
 }
 
-pub(super) fn options(options: Option<proto::PutOptions>) -> Result<PutOptions, Error> {
+pub(crate) fn options(options: Option<proto::PutOptions>) -> Result<PutOptions, Error> {
     let options = options.unwrap_or_default();
     if options.group.len() > MAX_GROUP_BYTES {
         let message = format!("group of {} bytes: give at most {MAX_GROUP_BYTES}", options.group.len());
@@ -86,11 +86,11 @@ pub(super) fn data_type(number: i32) -> Result<DataType, Error> {
     known.ok_or_else(|| invalid("BAD_DATA_TYPE", "data_type", format!("data type {number} is none that is known")))
 }
 
-pub(super) fn freshness(fresh: bool, seen: u64) -> Freshness {
+pub(crate) fn freshness(fresh: bool, seen: u64) -> Freshness {
     Freshness { fresh, seen: LogIndex(seen) }
 }
 
-pub(super) fn put_outcome(outcome: PutOutcome) -> proto::PutOutcome {
+pub(crate) fn put_outcome(outcome: PutOutcome) -> proto::PutOutcome {
     match outcome {
         PutOutcome::Stored => proto::PutOutcome::Stored,
         PutOutcome::AlreadyExists => proto::PutOutcome::AlreadyExists,

@@ -30,7 +30,7 @@ fn millis(duration: Duration) -> u32 {
 }
 
 impl StoreApi {
-    pub(super) async fn exists_keys(&self, request: proto::ExistsRequest) -> Result<proto::ExistsReply, Error> {
+    pub(crate) async fn exists_keys(&self, request: proto::ExistsRequest) -> Result<proto::ExistsReply, Error> {
         let keys = convert::keys(&request.keys)?;
         let tenant = self.tenant(&request.tenant).await?;
         let lease = (request.lease_ms > 0).then(|| lease(request.lease_ms));
@@ -40,7 +40,7 @@ impl StoreApi {
         Ok(proto::ExistsReply { outcomes })
     }
 
-    pub(super) async fn begin_session(
+    pub(crate) async fn begin_session(
         &self,
         request: proto::OpenSessionRequest,
     ) -> Result<proto::OpenSessionReply, Error> {
@@ -48,7 +48,7 @@ impl StoreApi {
         Ok(proto::OpenSessionReply { lifetime_ms: millis(lifetime) })
     }
 
-    pub(super) async fn remove_keys(&self, request: proto::RemoveRequest) -> Result<proto::RemoveReply, Error> {
+    pub(crate) async fn remove_keys(&self, request: proto::RemoveRequest) -> Result<proto::RemoveReply, Error> {
         let keys = convert::keys(&request.keys)?;
         let tenant = self.tenant(&request.tenant).await?;
         let ids = convert::request_ids(request.ids, keys.len())?;
@@ -172,12 +172,14 @@ impl StoreApi {
         })
     }
 
-    pub(super) async fn info(&self) -> Result<proto::ServerInfoReply, Error> {
+    pub(super) async fn info(&self, request: proto::ServerInfoRequest) -> Result<proto::ServerInfoReply, Error> {
         let info = self.service.info().await?;
+        let tenant = self.tenant(&request.tenant).await?;
+        let folder = self.host.folder.as_ref().and_then(|folder| folder.to_str());
         Ok(proto::ServerInfoReply {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: info.node.to_string(),
-            cluster: format!("{:016x}", self.cluster),
+            cluster: format!("{:016x}", self.host.cluster),
             incarnation: info.incarnation.0,
             role: info.role.to_owned(),
             applied_index: info.applied.0,
@@ -185,8 +187,17 @@ impl StoreApi {
             max_unary_bytes: MAX_UNARY_BYTES,
             phase: info.phase.to_owned(),
             objects: info.objects,
+            engine: self.host.engine.get().map(ToString::to_string).unwrap_or_default(),
+            boot_id: boot_id(),
+            folder: folder.unwrap_or_default().to_owned(),
+            tenant_number: tenant.0,
         })
     }
+}
+
+/// Of this host, or empty if the system does not say.
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 fn compile(pattern: &str) -> Result<regex::bytes::Regex, Error> {

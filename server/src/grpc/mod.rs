@@ -1,14 +1,17 @@
 //! `tidepool.v1` over gRPC: thin adapters of [`NodeService`]; what they add is conversion, limits and deadlines.
 
 mod batch;
-mod convert;
+pub(crate) mod convert;
 mod limits;
 mod manage;
 mod object;
 mod serve;
 mod values;
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 
 use futures::Stream;
 use tidepool_metadata::proto;
@@ -17,6 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::node::NodeService;
 
 pub use limits::Inflight;
+pub(crate) use object::describe;
 pub use serve::{GrpcServer, MAX_MESSAGE_BYTES};
 pub(crate) use serve::{bind_unix, cannot_listen};
 
@@ -36,16 +40,27 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 /// The service as gRPC sees it.
 #[derive(Clone)]
 pub struct StoreApi {
-    service: NodeService,
-    inflight: Inflight,
-    cluster: u64,
+    pub(crate) service: NodeService,
+    pub(crate) inflight: Inflight,
+    host: Arc<HostInfo>,
+}
+
+/// What clients are told of the process, beside what the node says.
+#[derive(Debug)]
+pub struct HostInfo {
+    /// The cluster's id.
+    pub cluster: u64,
+    /// Where the transfer engine listens, once it does.
+    pub engine: OnceLock<SocketAddr>,
+    /// The data folder, if sockets for this host's clients lie in it.
+    pub folder: Option<PathBuf>,
 }
 
 impl StoreApi {
     /// Adapts `service`; values in flight are bounded by `inflight`.
     #[must_use]
-    pub fn new(service: NodeService, inflight: Inflight, cluster: u64) -> Self {
-        Self { service, inflight, cluster }
+    pub fn new(service: NodeService, inflight: Inflight, host: Arc<HostInfo>) -> Self {
+        Self { service, inflight, host }
     }
 }
 
@@ -146,8 +161,8 @@ impl Store for StoreApi {
 
     async fn server_info(
         &self,
-        _request: Request<proto::ServerInfoRequest>,
+        request: Request<proto::ServerInfoRequest>,
     ) -> Result<Response<proto::ServerInfoReply>, Status> {
-        Ok(Response::new(self.info().await?))
+        Ok(Response::new(self.info(request.into_inner()).await?))
     }
 }

@@ -9,7 +9,7 @@ use tonic::Status;
 
 use super::{MAX_UNARY_BYTES, Replies, StoreApi, convert};
 use crate::error::Error;
-use crate::node::{ObjectDescription, PutItem, RangeRequest, Reserve};
+use crate::node::{ObjectDescription, PutItem, RangeRequest, Reserve, Value};
 
 /// How long a put may wait for its client's next bytes: what is reserved is not held for the dead.
 const CLIENT_IDLE: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ impl StoreApi {
         let name = self.name(&request.tenant, &request.key).await?;
         let options = convert::options(request.options)?;
         let _inflight = self.inflight.admit(length)?;
-        let item = PutItem { name, value: request.value, checksum: request.checksum };
+        let item = PutItem { name, value: Value::Bytes(request.value), checksum: request.checksum };
         let mut results = self.service.put_batch(vec![item], &options).await;
         let done = results.pop().ok_or_else(|| Error::new(ErrorKind::Internal, "INTERNAL", "no outcome".into()))??;
         Ok(convert::put_reply(done))
@@ -112,7 +112,7 @@ impl StoreApi {
         Ok(Box::pin(stream::once(async { Ok(first) }).chain(rest)))
     }
 
-    pub(super) async fn open(&self, request: &proto::GetRequest) -> Result<crate::node::ObjectReader, Error> {
+    pub(crate) async fn open(&self, request: &proto::GetRequest) -> Result<crate::node::ObjectReader, Error> {
         let name = self.name(&request.tenant, &request.key).await?;
         let range = RangeRequest { offset: request.offset, length: request.length };
         if request.version.is_empty() {
@@ -140,7 +140,7 @@ async fn next_part(
     }
 }
 
-pub(super) fn describe(description: &ObjectDescription) -> proto::ObjectDescription {
+pub(crate) fn describe(description: &ObjectDescription) -> proto::ObjectDescription {
     proto::ObjectDescription {
         length: description.object_length,
         data_type: description.data_type as i32,

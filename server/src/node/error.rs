@@ -36,6 +36,11 @@ pub(super) fn too_large(length: u64, largest: u64) -> Error {
     Error::new(ErrorKind::Invalid, "VALUE_TOO_LARGE", message).field("value")
 }
 
+/// A put names bytes that its memory has not.
+pub(super) fn outside(error: &tidepool_transfer::SliceError) -> Error {
+    Error::new(ErrorKind::Invalid, "BAD_RANGE", error.to_string()).field("memory")
+}
+
 /// The catalog answered another question than the one asked: a fault of ours.
 pub(super) fn unexpected(what: &str) -> Error {
     Error::new(ErrorKind::Internal, "INTERNAL", format!("the catalog gave another answer than {what}"))

@@ -41,7 +41,7 @@ pub use sessions::RequestIds;
 pub use start::{Node, NodeConfig};
 pub use types::{
     Existence, Freshness, KeyFilter, ListPage, ListedObject, MatchPage, ObjectDescription, ObjectName, ObjectStat,
-    PutDone, PutItem, PutOptions, PutOutcome, RangeRequest, RemoveOutcome, ReplicaStat,
+    PutDone, PutItem, PutOptions, PutOutcome, RangeRequest, RemoveOutcome, ReplicaStat, Value,
 };
 
 /// How long a call waits for a catalog that is being opened.

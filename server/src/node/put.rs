@@ -10,7 +10,7 @@ use tidepool_metadata::{Durability, LogIndex, LogTime, ObjectKey, TenantId};
 use tidepool_replication::Read;
 use tidepool_tiers::store::{ObjectBuffer, ReplicaIdentity, ReplicaName, Sealed};
 
-use super::{NodeService, ObjectName, PROPOSE_TIMEOUT, PutDone, PutItem, PutOptions, PutOutcome, error};
+use super::{NodeService, ObjectName, PROPOSE_TIMEOUT, PutDone, PutItem, PutOptions, PutOutcome, Value, error};
 use crate::error::Error;
 
 /// Bytes of keys and checksums in one proposal, well below the command's own limit.
@@ -88,7 +88,7 @@ impl NodeService {
             if results[position].is_some() {
                 continue;
             }
-            proposed_bytes += item.name.key.as_bytes().len() + 4 * item.value.len().div_ceil(1 << 20) + 128;
+            proposed_bytes += item.name.key.as_bytes().len() + 4 * item.value.length().div_ceil(1 << 20) as usize + 128;
             match self.fill(item, options).await {
                 Ok(filled) => waiting.push((position, filled)),
                 Err(error) => results[position] = Some(Err(error)),
@@ -105,8 +105,8 @@ impl NodeService {
 
     async fn fill(&self, item: PutItem, options: &PutOptions) -> Result<Filled, Error> {
         let PutItem { name, value, checksum } = item;
-        let mut reservation = self.reserve_room(name, value.len() as u64, options.clone()).await?;
-        reservation.write(&value)?;
+        let mut reservation = self.reserve_room(name, value.length(), options.clone()).await?;
+        reservation.take(&value)?;
         Ok(Filled { reservation, expected: checksum })
     }
 
@@ -240,6 +240,19 @@ impl Reservation {
     /// `LENGTH_MISMATCH` if there is more than was announced.
     pub fn write(&mut self, data: &[u8]) -> Result<(), Error> {
         Ok(self.buffer.write(data)?)
+    }
+
+    /// Copies a value behind what is there: from lent memory its bytes as they are now, whatever they are later.
+    ///
+    /// # Errors
+    /// `LENGTH_MISMATCH` if there is more than was announced; `BAD_RANGE` if it leaves the lent memory.
+    pub fn take(&mut self, value: &Value) -> Result<(), Error> {
+        match value {
+            Value::Bytes(bytes) => self.write(bytes),
+            Value::Lent { memory, offset, length } => self.buffer.fill(*length, |at, run| {
+                memory.read_at(offset.saturating_add(at), run).map_err(|left| error::outside(&left))
+            }),
+        }
     }
 
     /// Bytes that are still to come.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tidepool_metadata::{DataType, LogIndex, ObjectKey, TenantId, VersionId};
+use tidepool_transfer::Memory;
 
 pub use tidepool_metadata::catalog::{KeyFilter, ListedObject, Page as ListPage, Presence as Existence};
 
@@ -37,9 +38,36 @@ pub struct PutItem {
     /// The object's name.
     pub name: ObjectName,
     /// Its bytes.
-    pub value: Bytes,
+    pub value: Value,
     /// CRC-32 of the value as the caller knows it.
     pub checksum: Option<u32>,
+}
+
+/// The bytes of a put: here, or in memory that their owner has lent and may be changing.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// Here.
+    Bytes(Bytes),
+    /// `length` bytes at `offset` of memory of another process.
+    Lent {
+        /// Mapped here.
+        memory: Memory,
+        /// First byte.
+        offset: u64,
+        /// Bytes from there.
+        length: u64,
+    },
+}
+
+impl Value {
+    /// Bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Lent { length, .. } => *length,
+        }
+    }
 }
 
 /// How a put ended.

@@ -29,6 +29,10 @@ impl Stopped {
         TestServer { server, config, folder, shm }
     }
 
+    pub(crate) fn configure(&mut self, change: impl FnOnce(&mut Config)) {
+        change(&mut self.config);
+    }
+
     /// What starting is refused with.
     pub(crate) async fn refusal(&self) -> Error {
         started(&self.config).await.err().expect("refused")

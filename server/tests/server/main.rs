@@ -4,4 +4,5 @@
 mod common;
 mod framing;
 mod grpc;
+mod native;
 mod process;

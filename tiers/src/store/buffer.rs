@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tidepool_metadata::{SliceHeader, checksum};
+use tidepool_metadata::{CHUNK_BYTES, SliceHeader, checksum};
 use tokio::time::Instant;
 
 use super::index::{Activity, Entry, PerSlice, State};
 use super::{Inner, ReplicaIdentity, TieredStore};
 use crate::StoreError;
+use crate::io::Landing as _;
 use crate::memory::{MemoryTier, SliceBuffer};
 
 /// How long a put waits for room while some is being made. What was asked for last waits behind the others.
@@ -142,6 +143,36 @@ impl ObjectBuffer {
             self.filled += now.len() as u64;
             data = later;
             if now.len() == room {
+                self.current += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has `copy` write the next `length` bytes where they belong, run by run, each summed up while it is in the cache.
+    /// `copy` is told where in these bytes a run begins.
+    ///
+    /// # Errors
+    /// [`StoreError::LengthMismatch`] if there are more than was announced, as `E`; the first of `copy`, with which the
+    /// buffer is of no more use.
+    pub fn fill<E: From<StoreError>>(
+        &mut self,
+        length: u64,
+        mut copy: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (start, end) = (self.filled, self.filled + length);
+        if end > self.object_length {
+            return Err(StoreError::LengthMismatch { announced: self.object_length, received: end }.into());
+        }
+        while self.filled < end {
+            let slice = &mut self.slices[self.current];
+            let left = usize::try_from(end - self.filled).unwrap_or(usize::MAX);
+            let run = slice.spare();
+            let count = run.len().min(CHUNK_BYTES).min(left);
+            copy(self.filled - start, &mut run[..count])?;
+            slice.advance(count);
+            self.filled += count as u64;
+            if slice.filled() == slice.length() {
                 self.current += 1;
             }
         }

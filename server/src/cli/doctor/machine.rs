@@ -30,6 +30,7 @@ pub(super) fn look(config: &Config) -> Vec<Finding> {
         port("grpc.listen", config.grpc.listen),
         port("admin.listen", config.admin.listen),
     ];
+    findings.extend(config.engine_address().map(|listen| port("engine.listen", listen)));
     findings.extend(rdma());
     findings.push(gpu(config));
     findings

@@ -1,0 +1,138 @@
+//! The transfer engine's messages: a thin adapter of [`NodeService`](crate::node::NodeService), beside gRPC.
+//!
+//! A message is answered on the thread that serves its connection if nothing has to be waited for, so that a get from
+//! memory takes no step between threads; else by a task. Values go out from where they lie, and come in from the
+//! connection's buffer or from memory that the client has lent ([`lent`]).
+
+mod calls;
+mod lent;
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+use tidepool_metadata::envelope::{self, Request};
+use tidepool_metadata::{ErrorKind, proto};
+use tidepool_transfer::{Engine, Handler, Responder, Settings};
+use tokio::runtime::Handle;
+use tonic::Status;
+
+use crate::auth::Auth;
+use crate::config::Limits;
+use crate::error::Error;
+use crate::grpc::StoreApi;
+
+pub(crate) use lent::{LentMemories, MemoryListener};
+
+/// A caller that names more time gets this much.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// An answer: the message, then values.
+pub(super) struct Reply {
+    head: Vec<u8>,
+    values: Vec<Bytes>,
+}
+
+type Answer = Result<Reply, Error>;
+
+impl Reply {
+    fn of(message: &impl Message) -> Self {
+        Self::with(message, Vec::new())
+    }
+
+    fn with(message: &impl Message, values: Vec<Bytes>) -> Self {
+        Self { head: envelope::answer(true, message), values }
+    }
+}
+
+/// The service as the engine's peers see it. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct EngineApi {
+    api: StoreApi,
+    lent: LentMemories,
+    runtime: Handle,
+}
+
+/// Starts an engine that listens at `address` and answers by `api`.
+///
+/// # Errors
+/// `LISTEN` with the address and what to do.
+pub(crate) fn start(
+    address: SocketAddr,
+    api: StoreApi,
+    auth: &Auth,
+    limits: &Limits,
+    lent: LentMemories,
+) -> Result<Engine, Error> {
+    let settings = Settings {
+        listen: vec![address.to_string()],
+        secret: auth.digest(),
+        connections: limits.connections as usize,
+        ..Settings::default()
+    };
+    let engine = Engine::start(settings).map_err(|error| {
+        let message = format!("engine.listen = {address}: {}; choose another port (0 picks a free one)", chain(&error));
+        Error::new(ErrorKind::Invalid, "LISTEN", message).field("engine.listen")
+    })?;
+    engine.set_handler(Arc::new(EngineApi { api, lent, runtime: Handle::current() }));
+    Ok(engine)
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+impl Handler for EngineApi {
+    fn handle(&self, request: &[u8], responder: Responder) {
+        match Request::decode(request) {
+            Ok(request) => self.call(&request, responder),
+            Err(error) => {
+                let message = format!("{error}: this node may be older than its client");
+                send(responder, Err(Error::new(ErrorKind::Unimplemented, "UNIMPLEMENTED", message)));
+            }
+        }
+    }
+}
+
+impl EngineApi {
+    /// Answers by `answer`: at once if it needs not wait, else when it is there or `time` is over.
+    fn answer(&self, time: Duration, responder: Responder, answer: impl Future<Output = Answer> + Send + 'static) {
+        let _entered = self.runtime.enter();
+        let mut answer: Pin<Box<dyn Future<Output = Answer> + Send>> = Box::pin(answer);
+        match answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => send(responder, answer),
+            Poll::Pending => drop(self.runtime.spawn(async move {
+                let answer = tokio::time::timeout(time.min(LONGEST), answer).await;
+                let late = |_| Err(Error::new(ErrorKind::Deadline, "DEADLINE", "the caller's time is over".into()));
+                let answer = answer.unwrap_or_else(late);
+                // Sending blocks while the peer takes nothing.
+                tokio::task::spawn_blocking(move || send(responder, answer));
+            })),
+        }
+    }
+}
+
+fn send(responder: Responder, answer: Answer) {
+    match answer {
+        Ok(Reply { head, values }) => {
+            let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + values.len());
+            parts.push(&head);
+            parts.extend(values.iter().map(|value| &value[..]));
+            responder.reply_parts(&parts);
+        }
+        Err(error) => {
+            let status = Status::from(error);
+            let refusal = proto::Refusal {
+                code: status.code() as u32,
+                message: status.message().to_owned(),
+                details: Bytes::copy_from_slice(status.details()),
+            };
+            responder.reply(&envelope::answer(false, &refusal));
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The native client's data path: messages and values over the transfer engine, and gRPC where that is not to be had.
+
+use std::io::{Read as _, Write as _};
+
+use bytes::Bytes;
+use tidepool_client::{
+    BatchGot, Client, ClientBuilder, ClientSettings, ErrorKind, Existence, GetOptions, PutOptions, PutOutcome,
+};
+
+use crate::common::TestServer;
+
+fn value(length: usize, seed: usize) -> Bytes {
+    (0..length).map(|index| ((index + seed) * 7 % 251) as u8).collect()
+}
+
+fn builder(server: &TestServer) -> ClientBuilder {
+    // Not by the segment, which would need no call.
+    let settings = ClientSettings { local_reads: false, ..ClientSettings::default() };
+    Client::builder().endpoint(server.server.addresses().grpc.to_string()).settings(settings)
+}
+
+fn client(server: &TestServer) -> Client {
+    builder(server).build().unwrap()
+}
+
+async fn objects_come_back(client: &Client) {
+    let options = PutOptions::default();
+    for length in [0, 1, 4096, 32 << 10, (32 << 10) + 1, 1 << 20, (4 << 20) + 1, 9_000_001, 16 << 20] {
+        let (key, bytes) = (format!("k{length}"), value(length, 1));
+        let before = client.native_calls();
+        assert_eq!(client.put(&key, bytes.clone(), &options).await.unwrap().outcome, PutOutcome::Stored, "{length}");
+        assert_eq!(client.put(&key, value(7, 2), &options).await.unwrap().outcome, PutOutcome::AlreadyExists);
+        let found = client.get(&key).await.unwrap().expect("just put");
+        assert!(found.value == bytes && found.info.length == length as u64, "{length}");
+        let mut buffer = vec![1; length + 3];
+        client.get_into(&key, &mut buffer).await.unwrap().expect("just put");
+        assert!(buffer[..length] == bytes && buffer[length..] == [1, 1, 1]);
+        let (offset, count) = (length / 3, length / 2);
+        let range = client.get_range(&key, offset as u64, count as u64).await.unwrap().expect("just put");
+        assert!(range.value == bytes[offset..offset + count], "{length}");
+        assert!(client.native_calls() >= before + 4, "{length} bytes go by the engine");
+    }
+    let found = client.exists_many(&["k0", "none", "k1"], None, false).await.unwrap();
+    assert_eq!(found, [Existence::Present, Existence::Missing, Existence::Present]);
+    assert_eq!(client.get("none").await.unwrap(), None);
+    let batch: Vec<(String, Bytes)> = (0..50).map(|index| (format!("b{index}"), value(90_000, index))).collect();
+    assert!(
+        client.put_batch(&batch, &options).await.unwrap().iter().all(|done| matches!(done, Ok(PutOutcome::Stored)))
+    );
+    let keys: Vec<&str> = batch.iter().map(|(key, _)| key.as_str()).chain(["none", "k9000001"]).collect();
+    let got = client.get_batch(&keys).await.unwrap();
+    for (got, (_, bytes)) in got.iter().zip(&batch) {
+        assert!(matches!(got, BatchGot::Found(object) if object.value == bytes));
+    }
+    assert!(matches!(got[50], BatchGot::Missing));
+    assert!(matches!(&got[51], BatchGot::Found(object) if object.value == value(9_000_001, 1)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_all_sizes_come_back_by_the_engine() {
+    let server = TestServer::with(&["dram.capacity=128MiB"]).await;
+    objects_come_back(&client(&server)).await;
+}
+
+#[tokio::test]
+async fn a_runtime_of_one_thread_is_not_blocked() {
+    let server = TestServer::with(&["dram.capacity=128MiB"]).await;
+    objects_come_back(&client(&server)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_on_disk_come_back_by_the_engine() {
+    let server = TestServer::with(&["dram.capacity=16MiB", "nvme.capacity=128MiB"]).await;
+    let client = client(&server);
+    for index in 0..40 {
+        client.put(format!("k{index}"), value(1_000_001, index), &PutOptions::default()).await.unwrap();
+    }
+    for index in 0..40 {
+        let found = client.get(format!("k{index}")).await.unwrap().expect("DRAM or disk has it");
+        assert!(found.value == value(1_000_001, index), "{index}");
+    }
+    assert!(server.tier("nvme", "hits").await > 0 && client.native_calls() >= 80);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_node_refuses_has_its_reason() {
+    let server = TestServer::with(&["limits.max_object_bytes=1MiB"]).await;
+    let client = client(&server);
+    client.put("k", value(100, 1), &PutOptions::default()).await.unwrap();
+    let large = client.put("large", value((1 << 20) + 1, 1), &PutOptions::default()).await.unwrap_err();
+    assert_eq!((large.kind(), large.reason()), (ErrorKind::Invalid, "VALUE_TOO_LARGE"));
+    let beyond = client.get_range("k", 99, 2).await.unwrap_err();
+    assert_eq!((beyond.kind(), beyond.reason()), (ErrorKind::Invalid, "BAD_RANGE"));
+    let version = GetOptions { version: "nonsense".into(), ..GetOptions::default() };
+    assert_eq!(client.get_with("k", version).await.unwrap_err().reason(), "BAD_VERSION");
+    let mut small = [0; 10];
+    assert_eq!(client.get_into("k", &mut small).await.unwrap_err().reason(), "BAD_RANGE");
+    let stranger = builder(&server).tenant("nobody").build().unwrap();
+    let unknown = stranger.put("k", value(10, 1), &PutOptions::default()).await.unwrap_err();
+    assert_eq!(unknown.reason(), "UNKNOWN_TENANT");
+    assert_eq!(server.tier("dram", "reserved").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_engine_all_goes_by_grpc() {
+    let server = TestServer::with(&["engine.enabled=false"]).await;
+    let client = client(&server);
+    client.put("k", value(100_000, 1), &PutOptions::default()).await.unwrap();
+    assert!(client.get("k").await.unwrap().expect("just put").value == value(100_000, 1));
+    assert_eq!(client.native_calls(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_goes_on_when_its_node_has_restarted() {
+    let server = TestServer::start().await;
+    let address = server.server.addresses().grpc;
+    let client = client(&server);
+    client.put("k", value(100_000, 1), &PutOptions::default()).await.unwrap();
+    let (mut stopped, _) = server.stop().await;
+    // The same gRPC address; the engine listens elsewhere, as a port that was given away meanwhile would have it.
+    stopped.configure(|config| config.grpc.listen = address);
+    let server = stopped.start().await;
+    server.reconciled().await;
+    assert!(client.get("k").await.unwrap().expect("it was kept").value == value(100_000, 1));
+    client.put("k2", value(100_000, 2), &PutOptions::default()).await.unwrap();
+    assert!(client.get("k2").await.unwrap().expect("just put").value == value(100_000, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_engine_asks_for_the_secret() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, "0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let server = TestServer::with(&[&format!("cluster.secret_file='{}'", secret.display())]).await;
+    let holder = builder(&server).token("0123456789abcdef").build().unwrap();
+    holder.put("k", value(100_000, 1), &PutOptions::default()).await.unwrap();
+    assert_eq!(holder.native_calls(), 1);
+    let engine = server.server.addresses().engine.unwrap().to_string();
+    let stranger = tidepool_transfer::Engine::start(tidepool_transfer::Settings::default()).unwrap();
+    let soon = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    let refused = stranger.connect(&engine, soon).unwrap_err();
+    assert!(refused.to_string().contains(&engine), "{refused}");
+    let other = builder(&server).token("fedcba9876543210").build().unwrap();
+    assert_eq!(other.get("k").await.unwrap_err().kind(), ErrorKind::Denied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_messages_are_refused_and_store_nothing() {
+    use prost::Message as _;
+    use tidepool_metadata::envelope;
+    use tidepool_metadata::proto::{self, EngineMethod};
+    let server = TestServer::start().await;
+    let address = server.server.addresses().engine.unwrap();
+    let engine = tidepool_transfer::Engine::start(tidepool_transfer::Settings::default()).unwrap();
+    let soon = || std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let peer = engine.connect(&address.to_string(), soon()).unwrap();
+    let ask = |bytes: &[u8]| {
+        let reply = engine.call(peer, bytes, soon()).unwrap();
+        let (is_done, length) = envelope::answer_head(*reply.first_chunk().unwrap()).unwrap();
+        assert!(!is_done, "{bytes:?} is refused");
+        let refusal = proto::Refusal::decode(&reply[envelope::ANSWER_BYTES..][..length]).unwrap();
+        proto::ErrorDetail::decode(&refusal.details[..]).unwrap().reason
+    };
+    let put = |change: fn(&mut proto::PutItemsRequest)| {
+        let mut message = proto::PutItemsRequest { keys: vec!["k".into()], lengths: vec![3], ..Default::default() };
+        change(&mut message);
+        let mut bytes = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
+        bytes.extend_from_slice(b"abc");
+        bytes
+    };
+    assert_eq!(ask(b""), "UNIMPLEMENTED");
+    assert_eq!(ask(&[99; 64]), "UNIMPLEMENTED");
+    assert_eq!(ask(&[4, 0, 0, 0, 0, 3, 0, 0, 0, 0xff, 0xff, 0xff]), "BAD_MESSAGE");
+    assert_eq!(ask(&put(|message| message.keys[0].clear())), "KEY_EMPTY");
+    assert_eq!(ask(&put(|message| message.lengths.clear())), "LENGTH_MISMATCH");
+    assert_eq!(ask(&put(|message| message.lengths[0] = 2)), "LENGTH_MISMATCH");
+    assert_eq!(ask(&put(|message| message.lengths[0] = u64::MAX)), "LENGTH_MISMATCH");
+    assert_eq!(ask(&put(|message| message.checksums = vec![1])), "CHECKSUM_MISMATCH");
+    assert_eq!(ask(&put(|message| message.checksums = vec![1, 2])), "LENGTH_MISMATCH");
+    assert_eq!(ask(&put(|message| message.memory = Some(proto::LentMemory::default()))), "NOT_LENT");
+    // Bytes that are no frame at all end their connection, and nothing else.
+    let mut garbage = std::net::TcpStream::connect(address).unwrap();
+    garbage.write_all(&[0x55; 4096]).unwrap();
+    let _closed = garbage.read_to_end(&mut Vec::new());
+    server.assert_nothing_stored().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
+    use prost::Message as _;
+    use tidepool_metadata::envelope;
+    use tidepool_metadata::proto::{self, EngineMethod};
+    use tidepool_transfer::{Engine, Lent, Memory, PeerMapping, Settings};
+    let server = TestServer::start().await;
+    let memory = Memory::shared(8192, PeerMapping::ReadOnly).unwrap();
+    let bytes = value(8192, 3);
+    memory.write_at(0, &bytes).unwrap();
+    let socket = server.data().join("memory.sock");
+    let lent = tokio::task::block_in_place(|| Lent::new(&socket, &memory)).unwrap();
+    let engine = Engine::start(Settings::default()).unwrap();
+    let soon = || std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let peer = engine.connect(&server.server.addresses().engine.unwrap().to_string(), soon()).unwrap();
+    let put = |key: &'static str, offset: u64, length: u64| {
+        let memory = proto::LentMemory { id: lent.id().to_le_bytes().to_vec().into(), offsets: vec![offset] };
+        let (keys, lengths) = (vec![key.into()], vec![length]);
+        let message = proto::PutItemsRequest { keys, lengths, memory: Some(memory), ..Default::default() };
+        let request = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
+        let reply = engine.call(peer, &request, soon()).unwrap();
+        let (is_done, _) = envelope::answer_head(*reply.first_chunk().unwrap()).unwrap();
+        let message = &reply[envelope::ANSWER_BYTES..];
+        let reason = |refusal: proto::Refusal| proto::ErrorDetail::decode(&refusal.details[..]).unwrap().reason;
+        if is_done { "done".to_owned() } else { reason(proto::Refusal::decode(message).unwrap()) }
+    };
+    assert_eq!(put("k", 100, 8000), "done");
+    assert!(client(&server).get("k").await.unwrap().expect("just put").value == bytes[100..8100]);
+    assert_eq!(put("beyond", 1, 8192), "BAD_RANGE");
+    assert_eq!(put("overflow", u64::MAX, 2), "BAD_RANGE");
+    let gone = lent.id();
+    drop(lent);
+    let lent = tokio::task::block_in_place(|| Lent::new(&socket, &memory)).unwrap();
+    assert_ne!(gone, lent.id());
+    let message = proto::PutItemsRequest {
+        keys: vec!["late".into()],
+        lengths: vec![1],
+        memory: Some(proto::LentMemory { id: gone.to_le_bytes().to_vec().into(), offsets: vec![0] }),
+        ..Default::default()
+    };
+    let request = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
+    let refused = async {
+        while engine.call(peer, &request, soon()).unwrap()[0] == 0 {
+            // The node has not seen the end of the lender's connection yet: the put was of a key that is there.
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(10), refused).await.expect("the memory is gone");
+}
