@@ -106,6 +106,7 @@ pub(crate) fn of_transfer(py: Python<'_>, error: &TransferError) -> PyErr {
         TransferError::Peer { failure, .. } => failure_name(*failure),
         TransferError::NoAnswer(_) => "NO_ANSWER",
         TransferError::System { .. } => "SYSTEM",
+        TransferError::Certificate { .. } => "BAD_CERTIFICATE",
         TransferError::Closed => "CLOSED",
     };
     let kind = match error.kind() {

@@ -14,6 +14,7 @@
 //! `slots`, `region` (who may). At the edge: `lend` and `memory` (all
 //! unsafe code), `tcp`, `shm`, `serve`, `control`. The book's page on the engine has the model and the wire format.
 
+mod addressed;
 mod batch;
 mod control;
 mod engine;
@@ -51,6 +52,7 @@ pub mod topology;
 mod transport;
 mod wire;
 
+pub use addressed::{AddressedEngine, AddressedError, AddressedRange};
 pub use batch::{Batch, Outcome};
 pub use engine::{BatchOptions, Engine, RegionTicket, Totals};
 pub use error::{Failure, Kind, SliceError, TransferError};
