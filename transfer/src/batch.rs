@@ -116,12 +116,13 @@ impl Group {
 
     /// Ends each piece, in order, with what `result` says of it.
     pub(crate) fn finish_each(self, mut result: impl FnMut(&Piece) -> Result<(), Failure>) {
-        let mut moved = 0;
+        let (mut moved, mut ended) = (0, 0);
         for piece in self.pieces() {
             let result = result(piece);
             moved += if result.is_ok() { piece.length } else { 0 };
-            self.batch.finish(piece, result);
+            ended += u32::from(self.batch.finish_piece(piece, result));
         }
+        self.batch.end_requests(ended);
         if let Some(segment) = self.segment() {
             segment.peer.rails.finished(self.rail, self.bytes, moved, &self.batch, self.placement);
         }
@@ -375,7 +376,13 @@ impl BatchState {
     }
 
     /// Ends one piece. Each piece is finished once.
-    pub(crate) fn finish(&self, piece: &Piece, result: Result<(), Failure>) {
+    #[cfg(test)]
+    fn finish(&self, piece: &Piece, result: Result<(), Failure>) {
+        self.end_requests(u32::from(self.finish_piece(piece, result)));
+    }
+
+    /// Ends one piece; `true` if its request has ended with it, which the caller then says to `end_requests`.
+    fn finish_piece(&self, piece: &Piece, result: Result<(), Failure>) -> bool {
         let request = &self.requests[piece.request as usize];
         if let Err(failure) = result {
             // The first failure stays.
@@ -383,12 +390,16 @@ impl BatchState {
         }
         let before = request.pieces_left.fetch_sub(1, Ordering::AcqRel);
         assert!(before > 0, "a piece of request {} finished twice", piece.request);
-        if before > 1 {
+        before == 1
+    }
+
+    fn end_requests(&self, ended: u32) {
+        if ended == 0 {
             return;
         }
-        match self.open.fetch_sub(1, Ordering::AcqRel) {
-            1 => self.end(),
-            2 => {
+        match self.open.fetch_sub(ended, Ordering::AcqRel) - ended {
+            0 => self.end(),
+            1 => {
                 // Either one request is left, or the notification, which takes over.
                 let on_transferred = if self.requests_left() == 0 { self.on_transferred.lock().take() } else { None };
                 if let Some(on_transferred) = on_transferred {

@@ -117,33 +117,43 @@ fn copy(neighbour: &Neighbour, closed: &AtomicBool, group: Group) {
     if stop.is_none() && !neighbour.lives(now) {
         return group.hand_back(Failure::ConnectionLost);
     }
-    let (mut since, batch) = (0, Arc::clone(&group.batch));
-    group.finish_each(|piece| {
+    // All pieces of a group belong to one segment: one look before the copies and one after cover them all.
+    let region = group.batch.segments[group.pieces()[0].segment as usize].info.region;
+    let (mut since, mut copied) = (0, 0);
+    if stop.is_none() && !neighbour.has(region) {
+        stop = Some(Failure::NoRegion);
+    }
+    for piece in group.pieces() {
         if since >= PIECE_BYTES {
             since = 0;
-            stop = stop.or_else(|| batch.stop_reason(Instant::now()));
+            stop = stop.or_else(|| group.batch.stop_reason(Instant::now()));
         }
         since += piece.length;
-        match stop {
-            Some(reason) => Err(reason),
-            None => copy_piece(neighbour, &batch, piece),
+        stop = stop.or_else(|| copy_piece(&group.batch, piece).err());
+        if stop.is_some() {
+            break;
         }
+        copied += 1;
+    }
+    // The copies before the look: what was copied from a region that is gone by now may be anything.
+    std::sync::atomic::fence(Ordering::SeqCst);
+    if !neighbour.has(region) {
+        return group.finish(Err(Failure::NoRegion));
+    }
+    let mut place = 0;
+    group.finish_each(|_| {
+        place += 1;
+        if place <= copied { Ok(()) } else { Err(stop.unwrap_or(Failure::System)) }
     });
 }
 
-fn copy_piece(neighbour: &Neighbour, batch: &BatchState, piece: &Piece) -> Result<(), Failure> {
+fn copy_piece(batch: &BatchState, piece: &Piece) -> Result<(), Failure> {
     let segment = &batch.segments[piece.segment as usize];
     let Some(there) = &segment.mapping else { return Err(Failure::System) };
     let here = &batch.regions[piece.region as usize].memory;
-    if !neighbour.has(segment.info.region) {
-        return Err(Failure::NoRegion);
-    }
     let copied = match piece.direction {
         Direction::Read => Memory::copy((there, piece.remote_offset), (here, piece.local_offset), piece.length),
         Direction::Write => Memory::copy((here, piece.local_offset), (there, piece.remote_offset), piece.length),
     };
-    copied.map_err(|_| Failure::OutOfRange)?;
-    // The copy before the look: what was copied from a region that is gone by now may be anything.
-    std::sync::atomic::fence(Ordering::SeqCst);
-    if neighbour.has(segment.info.region) { Ok(()) } else { Err(Failure::NoRegion) }
+    copied.map_err(|_| Failure::OutOfRange)
 }
