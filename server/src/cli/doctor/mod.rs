@@ -5,6 +5,7 @@
 
 mod disk;
 mod machine;
+mod topology;
 
 use std::process::ExitCode;
 
@@ -55,6 +56,7 @@ impl Finding {
 pub(super) fn run(arguments: &DoctorArguments, output: &Output) -> Result<ExitCode, Failure> {
     let config = arguments.settings.load()?;
     let mut findings = machine::look(&config);
+    findings.extend(topology::look());
     findings.extend(disk::look(&config, arguments.quick));
     let bad = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count();
     output.answer(&findings, |findings| {
