@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use support::{Pair, WAYS, by, bytes, pattern, settings, soon, start};
 use tidepool_transfer::{
-    AccessRights, BatchOptions, Direction, Engine, Failure, Kind, Memory, PeerMapping, RegionId, RegionKey,
+    AccessRights, BatchOptions, Direction, Engine, Failure, Kind, Memory, PeerMapping, Priority, RegionId, RegionKey,
     RegionTicket, RemoteSlice, Request, Settings, Slice, TransferError, TransportKind,
 };
 
@@ -401,4 +401,21 @@ fn a_port_in_use_is_said_so_and_a_closed_engine_gives_its_port_back() {
     ));
     drop(first);
     start(again);
+}
+
+#[test]
+fn what_somebody_waits_for_goes_before_what_runs_in_the_background() {
+    let pair = Pair::new(32 << 20);
+    let large = pair.request(Direction::Read, 0, 0, 32 << 20);
+    let bulk = || BatchOptions { priority: Priority::Bulk, ..by(TransportKind::Tcp) };
+    let background: Vec<_> = (0..40).map(|_| pair.here.submit(&[large], bulk()).expect("submitted")).collect();
+    let small = pair.request(Direction::Read, 0, 0, 4096);
+    let urgent = pair.here.submit(&[small], by(TransportKind::Tcp)).expect("submitted");
+    urgent.wait().all().expect("read");
+    let running = background.iter().filter(|batch| batch.poll().is_none()).count();
+    assert!(running >= 20, "{running} of 40 background batches were still running");
+    background.iter().for_each(|batch| batch.cancel());
+    for batch in background {
+        assert!(matches!(batch.wait_until(soon()).expect("ended").results[0], Ok(()) | Err(Failure::Cancelled)));
+    }
 }
