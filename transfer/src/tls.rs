@@ -278,6 +278,9 @@ impl TlsStream {
             if session.decrypt(&self.tcp)? {
                 continue;
             }
+            // What was taken and not sent yet may be what the answer waits for.
+            session.flush(&self.tcp)?;
+            let events = if session.tls.wants_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             drop(session);
             let left = until.saturating_duration_since(Instant::now());
             if taken > 0 && wait != Wait::All {
@@ -286,7 +289,7 @@ impl TlsStream {
             if wait == Wait::No || left.is_zero() {
                 return if taken > 0 { Ok(taken) } else { Err(io::ErrorKind::WouldBlock.into()) };
             }
-            poll(self.tcp.as_fd(), PollFlags::IN, left)?;
+            poll(self.tcp.as_fd(), events, left)?;
         }
     }
 }
