@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use support::authority::Authority;
 use support::{Pair, Target, by, bytes, pattern, settings, soon, start};
 use tidepool_transfer::{
     AccessRights, BatchOptions, Completion, Direction, Failure, Memory, PeerMapping, RdmaSettings, RegionKey,
@@ -164,6 +165,25 @@ fn scattered_memory_is_gathered_into_one_remote_range() {
     pair.here.transfer(&reads, by(RDMA)).expect("submitted").all().expect("read");
     let local = bytes(&pair.local);
     assert!((0..40).all(|index| local[index * 20_000..][..1_000] == remote[index * 1_000..][..1_000]));
+}
+
+#[test]
+fn queue_pairs_come_up_over_encrypted_connections_and_stay_up() {
+    if !has_devices(2) {
+        return;
+    }
+    let authority = Authority::new();
+    let with_tls = |device| Settings { tls: authority.settings().tls, ..with(&[device]) };
+    let pair = Pair::with(4 << 20, AccessRights::READ_WRITE, with_tls(0), with_tls(1));
+    pair.remote.write_at(0, &pattern(4 << 20, 3)).expect("inside");
+    for _ in 0..5 {
+        let read = pair.request(Direction::Read, 0, 0, 4 << 20);
+        pair.here.transfer(&[read], by(RDMA)).expect("submitted").all().expect("read");
+    }
+    assert!(bytes(&pair.local) == pattern(4 << 20, 3));
+    let rails = pair.here.rails(pair.peer).expect("known");
+    let failures: Vec<_> = rails.iter().filter(|rail| rail.transport == RDMA).map(|rail| rail.failures).collect();
+    assert_eq!(failures, [0]);
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{CertificateParams, KeyPair};
+use support::authority::Authority;
 use support::proxy::Proxy;
 use support::{Pair, bytes, pattern, settings, soon, start};
 use tidepool_transfer::{
@@ -15,36 +16,6 @@ use tidepool_transfer::{
 mod support;
 
 const MIB: u64 = 1 << 20;
-
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().expect("key")).expect("signed"))
-    }
-
-    /// A node's certificate for a name, to be used with peers whose certificates bear `peers`.
-    fn tls(&self, name: &str, peers: Option<&str>) -> Tls {
-        let key = KeyPair::generate().expect("key");
-        let params = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
-        let certificate = params.signed_by(&key, &self.0).expect("signed");
-        let (chain, authority) = (certificate.pem(), self.0.pem());
-        let tls = Tls::from_pem(
-            chain.as_bytes(),
-            key.serialize_pem().as_bytes(),
-            authority.as_bytes(),
-            peers.map(str::to_owned),
-        );
-        tls.expect("usable")
-    }
-
-    fn settings(&self) -> Settings {
-        let tls = Some(self.tls("tidepool.test", Some("tidepool.test")));
-        Settings { same_host: false, tls, ..settings() }
-    }
-}
 
 struct Echo;
 

@@ -1,6 +1,7 @@
 //! Two engines in one process, and what they move between them.
 #![allow(dead_code, clippy::allow_attributes, reason = "each test file uses a part")]
 
+pub(crate) mod authority;
 pub(crate) mod network;
 pub(crate) mod proxy;
 
