@@ -416,6 +416,35 @@ fn without_any_cable_a_batch_goes_on_over_tcp() {
 }
 
 #[test]
+fn an_address_that_changes_ends_queue_pairs_and_new_ones_go_by_the_new_one() {
+    if !has_devices(2) {
+        return;
+    }
+    let pair = pair(1 << 20);
+    pair.remote.write_at(0, &pattern(1 << 20, 7)).expect("inside");
+    let read = pair.request(Direction::Read, 0, 0, MIB);
+    pair.here.transfer(&[read], by(RDMA)).expect("submitted").all().expect("read");
+    // Never without any address: the kernel would forget the neighbours of the port.
+    let _fault = Fault::begin(
+        "echo 1 >/proc/sys/net/ipv4/conf/port0/promote_secondaries &&
+         ip neigh replace 10.77.0.101 lladdr 02:00:00:00:77:00 dev port1 nud permanent &&
+         ip addr add 10.77.0.101/24 dev port0 && ip addr del 10.77.0.1/24 dev port0",
+        "ip addr add 10.77.0.1/24 dev port0; ip addr del 10.77.0.101/24 dev port0",
+    );
+    let new: std::net::Ipv6Addr = "::ffff:10.77.0.101".parse().expect("an address");
+    eventually("the address is known", || {
+        let ports = tidepool_transfer::rdma_ports().expect("devices");
+        ports.iter().any(|port| port.device == "rxe0" && port.chosen == Some(new))
+    });
+    // Whatever was tried in between rests, and is probed.
+    eventually("RDMA goes on", || {
+        let outcome = pair.here.transfer(&[read], by(RDMA)).expect("submitted");
+        outcome.all().is_ok()
+    });
+    assert!(bytes(&pair.local) == pattern(1 << 20, 7));
+}
+
+#[test]
 fn lost_packets_are_sent_again() {
     if !has_devices(2) {
         return;
