@@ -37,6 +37,8 @@ pub struct ClientSettings {
     pub frame_bytes: u32,
     /// Whether values go by the node's transfer engine, where it has one that can be reached, rather than by gRPC.
     pub native: bool,
+    /// Whether a node on this host is reached by a unix socket and by shared memory, not by TCP.
+    pub same_host: bool,
     /// Whether objects in the DRAM of a node on this host, if that is the only endpoint, are read without a call.
     /// Such a read may give an object for up to 5 s after somebody else replaced or removed it, unless
     /// [`crate::GetOptions::fresh`] is asked for; and its [`crate::ObjectInfo::group`] is empty.
@@ -59,6 +61,7 @@ impl Default for ClientSettings {
             connection_window_bytes: 32 << 20,
             frame_bytes: FRAME_BYTES,
             native: true,
+            same_host: true,
             local_reads: true,
             message_bytes: 64 << 20,
             unary_put_bytes: 1 << 20,
@@ -168,8 +171,8 @@ impl ClientBuilder {
         };
         // Known before the node is asked. Which number another tenant's name has, only the node knows.
         let local = match &addresses[..] {
-            [ServerAddress::Unix(path)] if settings.local_reads && self.tenant.is_empty() => {
-                Some(LocalReads::new(path.with_file_name("segment.sock"), TenantId::DEFAULT))
+            [ServerAddress::Unix(path)] if settings.local_reads && settings.same_host && self.tenant.is_empty() => {
+                Some(LocalReads::new(path.with_file_name("segment.sock"), TenantId::DEFAULT, None))
             }
             _ => None,
         };

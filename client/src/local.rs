@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tidepool_metadata::directory::{Doubt, Found, Layout, Lookup, PAGE_BYTES, Reader, SliceName};
-use tidepool_metadata::{SliceHeader, TenantId, checksum, proto};
+use tidepool_metadata::{NodeId, SliceHeader, TenantId, checksum, proto};
 use tidepool_transfer::{Memory, map_segment};
 
 use crate::call::Client;
@@ -34,6 +34,9 @@ pub(crate) struct LocalReads {
     socket: PathBuf,
     segment: RwLock<Option<Arc<Segment>>>,
     tenant: TenantId,
+    /// Whose segment it must be. A path says that only where the caller named it: on another file system, that of a container,
+    /// another node may have it.
+    node: Option<NodeId>,
     tried: Mutex<Option<Instant>>,
     hits: AtomicU64,
     untold: Mutex<Untold>,
@@ -50,9 +53,9 @@ struct Untold {
 
 impl LocalReads {
     /// Reads by the segment that is handed out at `socket`, whenever it is.
-    pub(crate) fn new(socket: PathBuf, tenant: TenantId) -> Self {
+    pub(crate) fn new(socket: PathBuf, tenant: TenantId, node: Option<NodeId>) -> Self {
         let (segment, tried, untold) = (RwLock::default(), Mutex::default(), Mutex::default());
-        Self { socket, tenant, segment, tried, hits: AtomicU64::new(0), untold }
+        Self { socket, tenant, node, segment, tried, hits: AtomicU64::new(0), untold }
     }
 
     /// How many objects were read.
@@ -74,7 +77,7 @@ impl LocalReads {
             *tried = Some(Instant::now());
         }
         let this = Arc::clone(self);
-        let opened = tokio::task::spawn_blocking(move || Segment::open(&this.socket)).await.ok()?;
+        let opened = tokio::task::spawn_blocking(move || Segment::open(&this.socket, this.node)).await.ok()?;
         match opened {
             Ok(segment) => {
                 let segment = Arc::new(segment);
@@ -200,11 +203,14 @@ struct Segment {
 }
 
 impl Segment {
-    fn open(socket: &std::path::Path) -> std::io::Result<Self> {
+    fn open(socket: &std::path::Path, node: Option<NodeId>) -> std::io::Result<Self> {
         let memory = map_segment(socket)?;
         let layout = *Reader::new(memory.words(usize::MAX)).map_err(std::io::Error::other)?.layout();
         if memory.len() < layout.file_bytes {
             return Err(std::io::Error::other("the segment is shorter than its layout says"));
+        }
+        if node.is_some_and(|node| node != layout.node) {
+            return Err(std::io::Error::other("the segment is another node's"));
         }
         Ok(Self { memory, layout })
     }
@@ -316,7 +322,7 @@ impl Target for Filling<'_> {
 #[cfg(test)]
 mod tests {
     use tidepool_metadata::directory::{Extent, Extents, SlotId, Writer};
-    use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, VersionId};
+    use tidepool_metadata::{DataType, Incarnation, ObjectKey, ReplicaId, VersionId};
     use tidepool_transfer::PeerMapping;
 
     use super::*;
@@ -490,7 +496,7 @@ mod tests {
     /// However many reads there are while the node does not answer, what is kept for it is bounded, and one call waits.
     #[test]
     fn what_the_node_is_not_told_yet_is_bounded() {
-        let (local, key) = (LocalReads::new("segment.sock".into(), TenantId::DEFAULT), Bytes::from_static(b"k"));
+        let (local, key) = (LocalReads::new("segment.sock".into(), TenantId::DEFAULT, None), Bytes::from_static(b"k"));
         let told: Vec<_> = (0..10_000).filter_map(|_| local.note(&key)).collect();
         assert_eq!(told.iter().map(Vec::len).collect::<Vec<_>>(), [TOLD_AT_ONCE]);
         assert_eq!((lock(&local.untold).keys.len(), local.hits()), (MOST_UNTOLD, 10_000));
@@ -505,5 +511,28 @@ mod tests {
         let place = node.segment.layout.data_offset + 2 * PAGE_BYTES as u64;
         node.segment.memory.write_at(place + 1500, &[0xff]).expect("inside");
         assert_eq!(node.read("k"), None);
+    }
+
+    #[test]
+    fn another_nodes_segment_is_not_taken() {
+        let folder = tempfile::tempdir().expect("folder");
+        let socket = folder.path().join("segment.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
+        let layout = Layout::new(NODE, 16, Some(64));
+        let file = tempfile::tempfile().expect("file");
+        file.set_len(layout.file_bytes).expect("room");
+        let words: Vec<AtomicU64> = (0..layout.words()).map(|_| AtomicU64::new(0)).collect();
+        layout.format(&words);
+        let bytes: Vec<u8> = words.into_iter().flat_map(|word| word.into_inner().to_ne_bytes()).collect();
+        std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).expect("written");
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                tidepool_transfer::give_segment(&stream, std::os::fd::AsFd::as_fd(&file), layout.file_bytes)
+                    .expect("sent");
+            }
+        });
+        assert!(Segment::open(&socket, Some(NodeId(8))).is_err());
+        assert!(Segment::open(&socket, Some(NODE)).is_ok());
+        assert!(Segment::open(&socket, None).is_ok(), "the caller named the socket");
     }
 }

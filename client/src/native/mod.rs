@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use tidepool_metadata::TenantId;
+use tidepool_metadata::{NodeId, TenantId};
 use tidepool_transfer::{Engine, PeerId, Settings, TransferError};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tonic::transport::Channel;
@@ -22,7 +22,8 @@ use crate::local::LocalReads;
 pub(crate) use calls::{Filling, MOST_PUT_BYTES};
 use staging::Staging;
 
-/// How long an engine that could not be reached is left alone, and a node that has none.
+/// How long an engine that failed is left alone; and one that could not be reached beside a node that could, or a node that
+/// has none.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
@@ -115,10 +116,12 @@ impl Client {
         let timeout = self.settings().connect_timeout;
         let asked = tokio::time::timeout(timeout, self.ask_server_info(channel.clone(), timeout)).await;
         let Ok(Ok(info)) = asked else { return None };
-        let on_this_host = info.boot_id == boot_id() && !info.boot_id.is_empty();
+        let on_this_host = self.settings().same_host && info.boot_id == boot_id() && !info.boot_id.is_empty();
         let folder = (on_this_host && !info.folder.is_empty()).then(|| PathBuf::from(&info.folder));
         if let Some(folder) = &folder {
-            self.read_locally(|| LocalReads::new(folder.join("segment.sock"), TenantId(info.tenant_number)));
+            let node = u32::from_str_radix(&info.node, 16).ok().map(NodeId);
+            let socket = folder.join("segment.sock");
+            self.read_locally(|| LocalReads::new(socket, TenantId(info.tenant_number), node));
         }
         let Some(engine_address) = native.reachable(&info.engine).filter(|_| self.settings().native) else {
             *lock(&native.again) = Some(Instant::now() + ASK_AGAIN_AFTER);
@@ -138,6 +141,7 @@ impl Client {
             }
             Err(error) => {
                 tracing::debug!(%error, engine = info.engine, "calls go by gRPC, not by the node's engine");
+                *lock(&native.again) = Some(Instant::now() + ASK_AGAIN_AFTER);
                 None
             }
         }
@@ -147,7 +151,8 @@ impl Client {
     fn engine(&self) -> Option<Engine> {
         let mut started = lock(self.started_engine());
         if started.is_none() {
-            let settings = Settings { secret: self.secret_digest(), ..Settings::default() };
+            let same_host = self.settings().same_host;
+            let settings = Settings { secret: self.secret_digest(), same_host, ..Settings::default() };
             *started = Engine::start(settings)
                 .inspect_err(|error| tracing::warn!(%error, "no transfer engine: calls go by gRPC"))
                 .ok();

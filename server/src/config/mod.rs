@@ -66,8 +66,8 @@ impl Default for ShutdownTimeout {
 pub struct Grpc {
     /// Address, default `127.0.0.1:7420`; port 0 picks a free one. Others than loopback: see `cluster`.
     pub listen: SocketAddr,
-    /// Also listen on `<data>/tidepool.sock`, and hand the DRAM segment to readers on `<data>/segment.sock` (both of mode
-    /// 0600), default true.
+    /// Also listen on `<data>/tidepool.sock`, hand the DRAM segment to readers on `<data>/segment.sock`, and take memory that
+    /// clients lend on `<data>/memory.sock` (all of mode 0600), default true.
     pub unix_socket: bool,
 }
 

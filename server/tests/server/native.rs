@@ -62,6 +62,15 @@ async fn objects_of_all_sizes_come_back_by_the_engine() {
     objects_come_back(&client(&server)).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_all_sizes_come_back_by_tcp() {
+    let server = TestServer::with(&["dram.capacity=128MiB"]).await;
+    let settings = ClientSettings { same_host: false, ..ClientSettings::default() };
+    let client = builder(&server).settings(settings).build().unwrap();
+    objects_come_back(&client).await;
+    assert_eq!(client.local_hits(), 0);
+}
+
 #[tokio::test]
 async fn a_runtime_of_one_thread_is_not_blocked() {
     let server = TestServer::with(&["dram.capacity=128MiB"]).await;

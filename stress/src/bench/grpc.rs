@@ -1,5 +1,5 @@
-//! Streaming put and get through a node process, four calls in flight, beside a raw blocking socket with default
-//! buffers that moves the same bytes.
+//! Puts and gets through a node process, four calls in flight, beside a raw blocking socket with default buffers that moves
+//! the same bytes: by gRPC streams, and by the native client.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,15 +20,41 @@ const IN_FLIGHT: usize = 4;
 /// Objects that calls go round: more than fit a cache, fewer than fill the tier.
 const OBJECTS: usize = 64;
 
+/// By gRPC streams.
 pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
+    let grpc = ClientSettings { unary_put_bytes: 0, native: false, local_reads: false, ..ClientSettings::default() };
+    measure(options, &[("stream", grpc)])
+}
+
+/// By the transfer engine: as between hosts, and by what one host has, but for reads that need no call.
+pub(super) fn run_native(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
+    let tcp = ClientSettings { same_host: false, ..ClientSettings::default() };
+    let host = ClientSettings { local_reads: false, ..ClientSettings::default() };
+    measure(options, &[("by tcp", tcp), ("on one host", host)])
+}
+
+fn measure(options: &BenchOptions, ways: &[(&str, ClientSettings)]) -> Result<Vec<Figure>, Error> {
     let runtime = runtime()?;
     let node = NodeProcess::start(node(options, "grpc", 2 << 30, 0))?;
+    let mut figures = Vec::new();
+    for (way, settings) in ways {
+        figures.extend(measure_way(options, &runtime, &node, way, settings)?);
+    }
+    Ok(figures)
+}
+
+fn measure_way(
+    options: &BenchOptions,
+    runtime: &tokio::runtime::Runtime,
+    node: &NodeProcess,
+    way: &str,
+    settings: &ClientSettings,
+) -> Result<Vec<Figure>, Error> {
     let mut figures = Vec::new();
     for (size, name) in [(1 << 20, "1 MiB"), (4 << 20, "4 MiB")] {
         let client = {
             let _in_runtime = runtime.enter();
-            let settings = ClientSettings { unary_put_bytes: 0, ..ClientSettings::default() };
-            Client::builder().endpoint(node.grpc.to_string()).settings(settings).build()?
+            Client::builder().endpoint(node.grpc.to_string()).settings(settings.clone()).build()?
         };
         let raw = RawSocket::start(size)?;
         let value = Bytes::from(Payload::of(size as u64).bytes(size));
@@ -39,7 +65,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
             || Sample::measure(&[node.id()], || runtime.block_on(in_flight(side, size, put))),
             || Sample::measure(&[], || raw.put(side)),
         )?;
-        figures.push(Figure::pairs(format!("put stream of {name}"), summary, TARGET));
+        figures.push(Figure::pairs(format!("put {way} of {name}"), summary, TARGET));
         // However few puts there were: gets go round all objects.
         for turn in 0..OBJECTS {
             runtime.block_on(put(Vec::new(), turn))?;
@@ -50,7 +76,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
             || Sample::measure(&[node.id()], || runtime.block_on(in_flight(side, size, get))),
             || Sample::measure(&[], || raw.get(side)),
         )?;
-        figures.push(Figure::pairs(format!("get stream of {name}"), summary, TARGET));
+        figures.push(Figure::pairs(format!("get {way} of {name}"), summary, TARGET));
     }
     Ok(figures)
 }

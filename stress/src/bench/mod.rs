@@ -68,6 +68,11 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "allocator", about: "how full pools get and how long extents take", run: allocator::run },
     Bench { name: "dram", about: "put, copying get and verified view beside memcpy", run: dram::run },
     Bench { name: "grpc", about: "streaming put and get beside a raw blocking socket", run: grpc::run },
+    Bench {
+        name: "native",
+        about: "put and get by the native client beside a raw blocking socket",
+        run: grpc::run_native,
+    },
     Bench { name: "local", about: "reads on the node's host, without a call, beside memcpy", run: local::run },
     Bench { name: "nvme", about: "demotion, cold reads and scan of the NVMe tier beside fio", run: nvme::run },
     Bench { name: "replay", about: "the conversation trace through a node, beside its simulation", run: replay::run },
