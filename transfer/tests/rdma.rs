@@ -21,7 +21,7 @@ const RDMA: TransportKind = TransportKind::Rdma;
 
 /// How many devices there are. Says so if that is too few for a test.
 fn has_devices(needed: usize) -> bool {
-    let devices = std::env::var("TIDEPOOL_RDMA_DEVICES").ok().and_then(|count| count.parse().ok()).unwrap_or(0);
+    let devices = std::env::var("RDMA_VM_DEVICES").ok().and_then(|count| count.parse().ok()).unwrap_or(0);
     if devices < needed {
         eprintln!("skipped: needs the virtual machine of `make test-rdma`, with {needed} RDMA devices");
     }

@@ -19,7 +19,7 @@ struct Wired {
 }
 
 fn wired(access: Access) -> Option<Wired> {
-    if std::env::var_os("TIDEPOOL_RDMA_DEVICES").is_none() {
+    if std::env::var_os("RDMA_VM_DEVICES").is_none() {
         eprintln!("skipped: needs the virtual machine of `make test-rdma`");
         return None;
     }
