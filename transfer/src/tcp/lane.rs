@@ -277,7 +277,13 @@ impl Lane {
             groups.map(|group| group.overdue_at().map_or(group.batch.deadline, |at| at.min(group.batch.deadline)));
         let until_deadline = first.min().map_or(TICK, |first| first.saturating_duration_since(now));
         if until_deadline.is_zero() {
-            return self.look_around(shared, source);
+            // If it was this thread that was late, what came meanwhile comes first.
+            let events = stream.poll(PollFlags::IN, Duration::ZERO).map_err(|_| Failure::System)?;
+            return if events.is_empty() {
+                self.look_around(shared, source)
+            } else {
+                self.receive(shared, source, Wait::No)
+            };
         }
         if self.outgoing.left() > 0 || stream.has_unsent() {
             let events = stream.poll(PollFlags::IN | PollFlags::OUT, until_deadline.min(TICK));
