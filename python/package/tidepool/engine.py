@@ -1,6 +1,5 @@
 """``TransferEngine``: bytes from the registered memory of one process to that of another, without a store."""
 
-import hashlib
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _native
@@ -21,7 +20,11 @@ class TransferEngine:
     """
 
     def __init__(self, listen: str = "127.0.0.1:0", *, secret: Optional[str] = None, same_host: bool = True) -> None:
-        key = hashlib.sha256(secret.encode()).digest() if secret is not None else None
+        key = None
+        if secret is not None:
+            import hashlib
+
+            key = hashlib.sha256(secret.encode()).digest()
         self._native = _native.Engine([listen], key, same_host)
 
     @property
