@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use tidepool_metadata::catalog::{Command, CompleteItem, NewReplica, NodeAddresses, NodeRegistration};
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
-use tidepool_replication::{CatalogHandle, ClusterEpoch, ClusterId, Durability, Group, GroupConfig, Read};
+use tidepool_replication::{CatalogHandle, ClusterId, Durability, Group, GroupConfig, Read};
 
 const NODE: NodeId = NodeId(1);
 const INCARNATION: Incarnation = Incarnation(1);
@@ -63,14 +63,8 @@ fn synced_writes(folder: &Path, span: Duration) {
 }
 
 async fn open(folder: PathBuf, durability: Durability) -> (Group, CatalogHandle) {
-    let (group, catalog) = Group::start(GroupConfig {
-        folder,
-        cluster: ClusterId(1),
-        epoch: ClusterEpoch::default(),
-        node: NODE,
-        durability,
-    })
-    .unwrap();
+    let config = GroupConfig::new(folder, ClusterId(1), NODE);
+    let (group, catalog) = Group::start(GroupConfig { durability, ..config }).unwrap();
     let (addresses, tiers) = (NodeAddresses::default(), Vec::new());
     let registration = NodeRegistration { node: NODE, incarnation: INCARNATION, addresses, tiers };
     catalog.propose(Command::RegisterNode(registration)).await.unwrap();

@@ -18,12 +18,20 @@ use tidepool_metadata::lease::Leased;
 use tidepool_metadata::{LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
 use tokio::sync::watch;
 
-use crate::consensus::{Change, Consensus, Group, GroupConfig, GroupLimits, GroupStatus, Read, StateMachine};
+use crate::consensus::{
+    Change, Consensus, Group, GroupConfig, GroupLimits, GroupStatus, Lane, MemberChange, MemberId, NoTransport, Read,
+    StateMachine, Transport,
+};
 use crate::error::{CatalogError, GroupError};
 use crate::leases::LeaderLeases;
+use crate::question::{LeaderAnswer, Question};
 
 /// Bytes of names in one command to forget: far below the bound of a command, with room for many in one entry.
 const FORGET_BYTES: usize = 64 << 10;
+/// Keys of one question to the leader: the longest fit a message.
+pub(crate) const QUESTION_KEYS: usize = 2048;
+/// Names of one.
+const QUESTION_NAMES: usize = 1024;
 /// What a name needs beside its key, at most.
 const NAME_BYTES: usize = 32;
 
@@ -87,7 +95,18 @@ impl Group {
     /// # Errors
     /// [`CatalogError::Failed`] with the cause: the folder is in use, foreign, damaged or of another version.
     pub fn start(config: GroupConfig) -> Result<(Self, CatalogHandle), CatalogError> {
-        Self::start_limited(config, GroupLimits::default())
+        Self::start_with(config, Arc::new(NoTransport))
+    }
+
+    /// As [`Group::start`], of a member whose messages leave through `transport` and come in by [`CatalogHandle::receive`].
+    ///
+    /// # Errors
+    /// As [`Group::start`].
+    pub fn start_with(
+        config: GroupConfig,
+        transport: Arc<dyn Transport>,
+    ) -> Result<(Self, CatalogHandle), CatalogError> {
+        Self::start_limited(config, GroupLimits::default(), transport)
             .map_err(|cause| CatalogError::Failed { cause: Arc::new(cause), proposed: false })
     }
 
@@ -95,17 +114,23 @@ impl Group {
     ///
     /// # Errors
     /// [`GroupError`].
-    pub fn start_limited(config: GroupConfig, limits: GroupLimits) -> Result<(Self, CatalogHandle), GroupError> {
-        let (group, consensus) = Self::open(config, limits)?;
-        Ok((group, CatalogHandle { consensus, leases: Arc::new(LeaderLeases::new()) }))
+    pub fn start_limited(
+        config: GroupConfig,
+        limits: GroupLimits,
+        transport: Arc<dyn Transport>,
+    ) -> Result<(Self, CatalogHandle), GroupError> {
+        let (group, consensus) = Self::open_with(config, limits, transport)?;
+        let handle = CatalogHandle { consensus, leases: Arc::new(LeaderLeases::new()) };
+        handle.answer_questions();
+        Ok((group, handle))
     }
 }
 
 /// The catalog's one door. Cheap to clone; all clones are one.
 #[derive(Clone)]
 pub struct CatalogHandle {
-    consensus: Consensus<Catalog>,
-    leases: Arc<LeaderLeases>,
+    pub(crate) consensus: Consensus<Catalog>,
+    pub(crate) leases: Arc<LeaderLeases>,
 }
 
 impl CatalogHandle {
@@ -164,12 +189,34 @@ impl CatalogHandle {
         lease: Option<Duration>,
         read: Read,
     ) -> Result<(LogIndex, Vec<Located>), CatalogError> {
-        let read = if lease.is_some() { Read::Linearizable } else { read };
+        let Some(duration) = lease else { return self.locate_here(tenant, keys, None, read).await };
+        if self.leads() {
+            return self.locate_here(tenant, keys, lease, Read::Linearizable).await;
+        }
+        // The leader grants first; what is read then is as new as what it granted on.
+        let mut granted = LogIndex::default();
+        for keys in keys.chunks(QUESTION_KEYS) {
+            match self.ask(Question::Grant { tenant, duration, keys: keys.to_vec() }).await? {
+                LeaderAnswer::Granted(index) => granted = granted.max(index),
+                _ => return Err(CatalogError::Unexpected { expected: "a grant" }),
+            }
+        }
+        self.locate_here(tenant, keys, None, Read::AtLeast(granted)).await
+    }
+
+    /// Answers from this voter's copy; a lease is this voter's to give.
+    pub(crate) async fn locate_here(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+        lease: Option<Duration>,
+        read: Read,
+    ) -> Result<(LogIndex, Vec<Located>), CatalogError> {
         let query = Query::Locate { tenant, keys };
         let answer = |catalog: &Catalog| -> Result<Vec<Located>, CatalogError> {
             let located = located(catalog, &query)?;
             if let Some(duration) = lease {
-                if !self.leases.knows_capacity() {
+                if self.leases.wants_capacity() {
                     self.leases.set_capacity(capacity_bytes(catalog));
                 }
                 let readable = |located: &Located| leasable(tenant, located, |found| found == Presence::Present);
@@ -201,6 +248,27 @@ impl CatalogHandle {
             };
             return Ok((index, located.iter().map(presence).collect()));
         }
+        let (index, mut presence) = self.presence(tenant, keys.clone(), read).await?;
+        // A miss of a voter that may lag is confirmed before it is reported.
+        let missing: Vec<usize> =
+            (0..presence.len()).filter(|&position| presence[position] == Presence::Missing).collect();
+        if missing.is_empty() || read == Read::Linearizable {
+            return Ok((index, presence));
+        }
+        let again = missing.iter().map(|&position| keys[position].clone()).collect();
+        let (confirmed_at, confirmed) = self.presence(tenant, again, Read::Linearizable).await?;
+        for (position, confirmed) in missing.into_iter().zip(confirmed) {
+            presence[position] = confirmed;
+        }
+        Ok((index.max(confirmed_at), presence))
+    }
+
+    async fn presence(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+        read: Read,
+    ) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
         match self.query(Query::Exists { tenant, keys }, read).await? {
             (index, Answer::Presence(presence)) => Ok((index, presence)),
             _ => Err(CatalogError::Unexpected { expected: "presence" }),
@@ -218,8 +286,18 @@ impl CatalogHandle {
         keys: Vec<ObjectKey>,
         duration: Duration,
     ) -> Result<Vec<Duration>, CatalogError> {
-        let versions = self.current(tenant, keys).await?;
-        Ok(self.leases.renew(&versions, duration))
+        if self.leads() {
+            let versions = self.current(tenant, keys).await?;
+            return Ok(self.leases.renew(&versions, duration));
+        }
+        let mut left = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(QUESTION_KEYS) {
+            match self.ask(Question::Renew { tenant, duration, keys: keys.to_vec() }).await? {
+                LeaderAnswer::Durations(durations) if durations.len() == keys.len() => left.extend(durations),
+                _ => return Err(CatalogError::Unexpected { expected: "renewals" }),
+            }
+        }
+        Ok(left)
     }
 
     /// Gives leases on the current versions of `keys` back; answers where there was one.
@@ -227,19 +305,38 @@ impl CatalogHandle {
     /// # Errors
     /// As [`CatalogHandle::query`].
     pub async fn release_leases(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<Vec<bool>, CatalogError> {
-        let versions = self.current(tenant, keys).await?;
-        Ok(self.leases.release(&versions))
+        if self.leads() {
+            let versions = self.current(tenant, keys).await?;
+            return Ok(self.leases.release(&versions));
+        }
+        let mut released = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(QUESTION_KEYS) {
+            match self.ask(Question::Release { tenant, keys: keys.to_vec() }).await? {
+                LeaderAnswer::Released(answers) if answers.len() == keys.len() => released.extend(answers),
+                _ => return Err(CatalogError::Unexpected { expected: "releases" }),
+            }
+        }
+        Ok(released)
     }
 
-    async fn current(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<Vec<Option<Leased>>, CatalogError> {
+    pub(crate) async fn current(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+    ) -> Result<Vec<Option<Leased>>, CatalogError> {
         let query = Query::Locate { tenant, keys };
         let (_, located) = self.consensus.read(Read::Linearizable, |catalog| located(catalog, &query)).await?;
         Ok(located?.iter().map(|located| leasable(tenant, located, |_| true)).collect())
     }
 
-    /// How long the current version of `key` is leased from now, as this voter knows; zero if it is not.
-    #[must_use]
-    pub fn lease_left(&self, tenant: TenantId, key: &ObjectKey) -> Duration {
+    /// How long the current version of `key` is leased from now; zero if it is not, or the leader does not say.
+    pub async fn lease_left(&self, tenant: TenantId, key: &ObjectKey) -> Duration {
+        if !self.leads() {
+            return match self.ask(Question::Left { tenant, key: key.clone() }).await {
+                Ok(LeaderAnswer::Durations(left)) => left.first().copied().unwrap_or_default(),
+                _ => Duration::ZERO,
+            };
+        }
         let query = Query::Locate { tenant, keys: vec![key.clone()] };
         let located = self.consensus.peek(|catalog| located(catalog, &query)).unwrap_or_default();
         let version = located.first().and_then(|located| leasable(tenant, located, |_| true));
@@ -254,7 +351,28 @@ impl CatalogHandle {
     /// # Errors
     /// As [`CatalogHandle::propose`]; some of the replicas may be forgotten then: ask again.
     pub async fn forget(&self, names: Vec<ForgetName>, mode: ForgetMode) -> Result<Vec<Forgotten>, CatalogError> {
-        self.consensus.check_leader()?;
+        if self.leads() {
+            return Ok(self.forget_here(names, mode).await?.1);
+        }
+        let mut forgotten = Vec::with_capacity(names.len());
+        for names in names.chunks(QUESTION_NAMES) {
+            match self.ask(Question::Forget { mode, names: names.to_vec() }).await? {
+                LeaderAnswer::Forgotten(_, outcomes) if outcomes.len() == names.len() => forgotten.extend(outcomes),
+                _ => return Err(CatalogError::Unexpected { expected: "forget" }),
+            }
+        }
+        Ok(forgotten)
+    }
+
+    /// As the leader does it, who has the leases.
+    pub(crate) async fn forget_here(
+        &self,
+        names: Vec<ForgetName>,
+        mode: ForgetMode,
+    ) -> Result<(LogIndex, Vec<Forgotten>), CatalogError> {
+        if self.leases.is_quiet(self.consensus.status().term) {
+            return Ok((self.applied(), vec![Forgotten::Leased; names.len()]));
+        }
         let handle = self.clone();
         // A task of its own: a version stays closed to leases until its forget is settled.
         let task = tokio::spawn(async move {
@@ -273,7 +391,9 @@ impl CatalogHandle {
             let logged = handle.log_forget(&names, &to_log, mode, &mut answers).await;
             handle.leases.end_forget(closed.into_iter());
             logged?;
-            answers.into_iter().collect::<Option<Vec<_>>>().ok_or(CatalogError::Unexpected { expected: "forget" })
+            let answers = answers.into_iter().collect::<Option<Vec<_>>>();
+            let answers = answers.ok_or(CatalogError::Unexpected { expected: "forget" })?;
+            Ok((handle.applied(), answers))
         });
         task.await.unwrap_or(Err(CatalogError::OutcomeUnknown))
     }
@@ -328,16 +448,49 @@ impl CatalogHandle {
         Ok(())
     }
 
-    /// Makes `voters` the group's members.
+    /// Changes the group's members, or who leads, wherever the leader is.
     ///
     /// # Errors
-    /// [`CatalogError::Unimplemented`] for any but those it has: a group has one voter by now.
-    pub async fn change_voters(&self, voters: &[NodeId]) -> Result<(), CatalogError> {
-        self.consensus.check_leader()?;
-        if self.status().voters == voters {
-            return Ok(());
+    /// [`CatalogError::MembersChanging`], [`CatalogError::NotCaughtUp`], [`CatalogError::NoSuchMember`],
+    /// [`CatalogError::NotLeader`]; [`CatalogError::OutcomeUnknown`]: look at the status, and ask again.
+    pub async fn change_members(&self, change: MemberChange) -> Result<(), CatalogError> {
+        if self.leads() {
+            return self.consensus.change_members(change).await.map(drop);
         }
-        Err(CatalogError::Unimplemented { what: "a catalog of several voters, and changes of its members" })
+        match self.ask(Question::Change(change)).await? {
+            LeaderAnswer::Changed(_) => Ok(()),
+            _ => Err(CatalogError::Unexpected { expected: "a change of members" }),
+        }
+    }
+
+    /// Takes a message of another member, which came over a connection that proved to be of this cluster. Never waits.
+    /// Needs a tokio runtime.
+    pub fn receive(&self, lane: Lane, message: Vec<u8>) {
+        self.consensus.receive(lane, message);
+    }
+
+    /// Writes the image of all that is applied to disk, after which the log before it is dropped; answers up to where.
+    ///
+    /// # Errors
+    /// Those of a group that ended.
+    pub async fn flush_image(&self) -> Result<LogIndex, CatalogError> {
+        self.consensus.flush_image().await
+    }
+
+    /// How many leases this voter has given, and how many bytes of each tenant are leased; only a leader gives any.
+    #[must_use]
+    pub fn leases_here(&self) -> (usize, Vec<(TenantId, u64)>) {
+        let tenants = match self.consensus.peek(|catalog| catalog.query(&Query::Tenants)) {
+            Answer::Tenants(tenants) => tenants.into_iter().map(|tenant| tenant.tenant).collect(),
+            _ => Vec::new(),
+        };
+        self.leases.counts(&tenants)
+    }
+
+    /// What stands for `node` in the group.
+    #[must_use]
+    pub fn member_of(&self, node: NodeId) -> Option<MemberId> {
+        self.consensus.member_of(node)
     }
 
     /// The time with which a leader would stamp an entry now. Never goes back.

@@ -71,6 +71,15 @@ pub enum CatalogError {
         /// How far it is.
         applied: LogIndex,
     },
+    /// A change of members is under way, or the last one is not applied yet; nothing was logged.
+    #[error("the group's members are changing")]
+    MembersChanging,
+    /// The member lacks too much of the log, or is silent, for what is asked of it; nothing was logged.
+    #[error("the member has not caught up with the log, or does not answer")]
+    NotCaughtUp,
+    /// There is no such member, or it is not of the kind that was asked for; nothing was logged.
+    #[error("there is no such member, or it has no vote")]
+    NoSuchMember,
     /// Not built yet.
     #[error("not built yet: {what}")]
     Unimplemented {
@@ -91,9 +100,13 @@ impl CatalogError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Overloaded { .. } => ErrorKind::Exhausted,
-            Self::Starting | Self::NotLeader { .. } | Self::ShuttingDown | Self::Lagging { .. } => {
-                ErrorKind::Unavailable
-            }
+            Self::Starting
+            | Self::NotLeader { .. }
+            | Self::ShuttingDown
+            | Self::Lagging { .. }
+            | Self::MembersChanging
+            | Self::NotCaughtUp => ErrorKind::Unavailable,
+            Self::NoSuchMember => ErrorKind::NotFound,
             Self::TooLarge { .. } | Self::Malformed(_) => ErrorKind::Invalid,
             Self::Failed { cause, .. } => cause.kind(),
             Self::Unexpected { .. } => ErrorKind::Internal,
@@ -115,6 +128,9 @@ impl CatalogError {
             Self::Failed { cause, .. } => cause.reason(),
             Self::OutcomeUnknown => "OUTCOME_UNKNOWN",
             Self::Lagging { .. } => "LAGGING",
+            Self::MembersChanging => "MEMBERS_CHANGING",
+            Self::NotCaughtUp => "NOT_CAUGHT_UP",
+            Self::NoSuchMember => "NO_SUCH_MEMBER",
             Self::Unimplemented { .. } => "UNIMPLEMENTED",
             Self::Unexpected { .. } => "INTERNAL",
         }
@@ -125,7 +141,11 @@ impl CatalogError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Overloaded { .. } => Some(RETRY_AFTER_OVERLOAD),
-            Self::Starting | Self::NotLeader { .. } | Self::Lagging { .. } => Some(RETRY_AFTER_ELECTION),
+            Self::Starting
+            | Self::NotLeader { .. }
+            | Self::Lagging { .. }
+            | Self::MembersChanging
+            | Self::NotCaughtUp => Some(RETRY_AFTER_ELECTION),
             _ => None,
         }
     }
@@ -139,6 +159,9 @@ impl CatalogError {
             | Self::NotLeader { .. }
             | Self::TooLarge { .. }
             | Self::Malformed(_)
+            | Self::MembersChanging
+            | Self::NotCaughtUp
+            | Self::NoSuchMember
             | Self::ShuttingDown => true,
             Self::Failed { proposed, .. } => !proposed,
             Self::OutcomeUnknown | Self::Lagging { .. } | Self::Unexpected { .. } | Self::Unimplemented { .. } => false,
@@ -259,6 +282,24 @@ pub enum GroupError {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The host lost what the kernel had, under `durability = os`: this member may have acknowledged what it no longer has.
+    /// It must join anew, as another member.
+    #[error("the host booted anew under durability = os: this member must join the group again")]
+    MustRejoin,
+    /// The leader knows entries of this member that it has not: its disk lost what it had synced, or was put back.
+    #[error("the log ends at index {}, but this member has acknowledged index {}", last.0, known.0)]
+    LostEntries {
+        /// Last entry that is there.
+        last: LogIndex,
+        /// What the leader knows of.
+        known: LogIndex,
+    },
+    /// The group goes on without this member.
+    #[error("this node was removed from the group, at log index {} or before", index.0)]
+    Removed {
+        /// As of which change of members.
+        index: LogIndex,
+    },
     /// The consensus core refused something that it must take.
     #[error("drive raft: {0}")]
     Raft(#[from] raft::Error),
@@ -304,9 +345,12 @@ impl GroupError {
                 ErrorKind::Invalid
             }
             Self::Open { .. } | Self::Folder { .. } => ErrorKind::Conflict,
-            Self::CorruptLog { .. } | Self::CorruptImage { .. } | Self::Load(_) | Self::Gap { .. } => {
-                ErrorKind::Corrupt
-            }
+            Self::Removed { .. } | Self::MustRejoin => ErrorKind::Conflict,
+            Self::CorruptLog { .. }
+            | Self::CorruptImage { .. }
+            | Self::Load(_)
+            | Self::Gap { .. }
+            | Self::LostEntries { .. } => ErrorKind::Corrupt,
             Self::Unimplemented { .. } => ErrorKind::Unimplemented,
             Self::Read { .. }
             | Self::Write { .. }
@@ -326,7 +370,13 @@ impl GroupError {
             Self::Version { .. } => "CATALOG_VERSION",
             Self::Setting { .. } => "BAD_SETTING",
             Self::Open { .. } | Self::Folder { .. } => "CATALOG_UNUSABLE",
-            Self::CorruptLog { .. } | Self::CorruptImage { .. } | Self::Load(_) | Self::Gap { .. } => "CATALOG_CORRUPT",
+            Self::MustRejoin => "MUST_REJOIN",
+            Self::Removed { .. } => "REMOVED",
+            Self::CorruptLog { .. }
+            | Self::CorruptImage { .. }
+            | Self::Load(_)
+            | Self::Gap { .. }
+            | Self::LostEntries { .. } => "CATALOG_CORRUPT",
             Self::Unimplemented { .. } => "UNIMPLEMENTED",
             _ => "CATALOG_FAILED",
         }

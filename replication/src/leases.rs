@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
-use tidepool_metadata::VersionId;
 use tidepool_metadata::lease::{BootTime, LeaseLimits, LeaseOutcome, Leased, Leases};
+use tidepool_metadata::{TenantId, Term, VersionId};
 
 /// The leader's table; volatile.
 #[derive(Debug)]
@@ -23,8 +23,20 @@ struct Table {
     leases: Leases,
     /// Versions with a forget under way, and how many.
     forgetting: BTreeMap<VersionId, usize>,
-    capacity_bytes: u64,
+    /// When the capacity was looked up last.
+    capacity_at: Option<BootTime>,
+    /// The term that was seen last, until when nothing is evicted in it, and until when it will not be so again.
+    term: Term,
+    quiet_until: BootTime,
+    quiet_again: BootTime,
 }
+
+/// How long a new leader lets nothing be evicted: it does not know which leases its predecessor gave. A few elections.
+const QUIET: Duration = Duration::from_millis(600);
+/// Not more often than this, however often leaders change.
+const QUIET_PERIOD: Duration = Duration::from_secs(10);
+/// How old the known capacity may be: nodes come and go.
+const CAPACITY_AGE: Duration = Duration::from_secs(1);
 
 /// `CLOCK_BOOTTIME`: a suspended host wakes up with its leases expired.
 fn now() -> BootTime {
@@ -36,18 +48,43 @@ fn now() -> BootTime {
 impl LeaderLeases {
     pub(crate) fn new() -> Self {
         let leases = Leases::new(LeaseLimits::default());
-        Self(Mutex::new(Table { leases, forgetting: BTreeMap::new(), capacity_bytes: 0 }))
+        Self(Mutex::new(Table {
+            leases,
+            forgetting: BTreeMap::new(),
+            capacity_at: None,
+            term: Term::default(),
+            quiet_until: BootTime::default(),
+            quiet_again: BootTime::default(),
+        }))
+    }
+
+    /// Whether this leader, in `term`, lets nothing be evicted yet. The first term that is seen is no failover.
+    pub(crate) fn is_quiet(&self, term: Term) -> bool {
+        self.is_quiet_at(now(), term)
+    }
+
+    fn is_quiet_at(&self, now: BootTime, term: Term) -> bool {
+        let mut table = self.0.lock();
+        if table.term != term {
+            if table.term != Term::default() && now >= table.quiet_again {
+                table.quiet_until = BootTime(now.0 + QUIET);
+                table.quiet_again = BootTime(now.0 + QUIET_PERIOD);
+            }
+            table.term = term;
+        }
+        now < table.quiet_until
     }
 
     /// What all nodes lend together, of which one tenant may lease a share.
     pub(crate) fn set_capacity(&self, bytes: u64) {
         let mut table = self.0.lock();
-        table.capacity_bytes = bytes;
+        table.capacity_at = Some(now());
         table.leases.set_capacity(bytes);
     }
 
-    pub(crate) fn knows_capacity(&self) -> bool {
-        self.0.lock().capacity_bytes > 0
+    /// Whether the capacity is to be looked up.
+    pub(crate) fn wants_capacity(&self) -> bool {
+        self.0.lock().capacity_at.is_none_or(|at| at.0 + CAPACITY_AGE < now().0)
     }
 
     /// Grants leases where they are to be had; the others may be evicted, and can be read all the same.
@@ -84,6 +121,13 @@ impl LeaderLeases {
         let now = now();
         let mut table = self.0.lock();
         versions.iter().map(|what| what.is_some_and(|what| table.leases.release(now, what.version))).collect()
+    }
+
+    /// How many leases there are, and the bytes of each tenant.
+    pub(crate) fn counts(&self, tenants: &[TenantId]) -> (usize, Vec<(TenantId, u64)>) {
+        let table = self.0.lock();
+        let bytes = |&tenant: &TenantId| (tenant, table.leases.leased_bytes(tenant));
+        (table.leases.len(), tenants.iter().map(bytes).filter(|(_, bytes)| *bytes > 0).collect())
     }
 
     pub(crate) fn left(&self, version: VersionId) -> Duration {
@@ -124,7 +168,7 @@ impl LeaderLeases {
 
 #[cfg(test)]
 mod tests {
-    use tidepool_metadata::{Incarnation, NodeId, TenantId};
+    use tidepool_metadata::{Incarnation, NodeId};
 
     use super::*;
 
@@ -133,6 +177,19 @@ mod tests {
     fn object(sequence: u64) -> Leased {
         let version = VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence };
         Leased { tenant: TenantId::DEFAULT, version, bytes: 10 }
+    }
+
+    #[test]
+    fn a_new_leader_is_quiet_for_a_moment_however_often_leaders_change() {
+        let leases = LeaderLeases::new();
+        let at = |millis| BootTime(Duration::from_millis(1_000_000 + millis));
+        assert!(!leases.is_quiet_at(at(0), Term(3)), "the first term is no failover");
+        assert!(leases.is_quiet_at(at(10), Term(4)));
+        assert!(leases.is_quiet_at(at(600), Term(4)));
+        assert!(!leases.is_quiet_at(at(611), Term(4)));
+        let quiet = (0..100).filter(|step| leases.is_quiet_at(at(700 + step * 90), Term(5 + step))).count();
+        assert_eq!(quiet, 0, "no second time within ten seconds");
+        assert!(leases.is_quiet_at(at(10_011), Term(200)));
     }
 
     #[test]

@@ -9,8 +9,13 @@
 mod catalog_handle;
 pub mod consensus;
 pub mod error;
+mod leader;
 mod leases;
+mod question;
 
 pub use catalog_handle::{CatalogHandle, ForgetName, Forgotten};
-pub use consensus::{ClusterEpoch, ClusterId, Durability, Group, GroupConfig, GroupLimits, GroupStatus, Read, Role};
+pub use consensus::{
+    ClusterEpoch, ClusterId, Durability, Formation, Group, GroupConfig, GroupLimits, GroupStatus, Lane, MemberChange,
+    MemberId, Members, Read, Role, Transport,
+};
 pub use error::{CatalogError, GroupError};

@@ -52,6 +52,12 @@ impl Auth {
         self.secret.as_ref().map(|secret| sha2::Sha256::digest(secret).into())
     }
 
+    /// The secret itself, for proofs between nodes; empty if there is none.
+    #[must_use]
+    pub(crate) fn secret(&self) -> &[u8] {
+        self.secret.as_deref().unwrap_or_default()
+    }
+
     /// Checks the value of an `authorization` header. The time that it takes does not depend on how much is right.
     ///
     /// # Errors

@@ -92,6 +92,9 @@ struct Identity {
     /// The epoch has begun, and its catalog does not know yet that it is to be rebuilt.
     #[serde(default)]
     rebuild: bool,
+    /// The node is part of that cluster, and has no catalog yet: a crash in between is none that lost one.
+    #[serde(default)]
+    joining: bool,
 }
 
 /// An opened data folder. Dropping it lets the lock go.
@@ -179,7 +182,7 @@ impl DataFolder {
         let identity = self.identity.lock();
         match identity.epoch {
             None => Ok(0),
-            Some(epoch) if identity.rebuild || has_log(&self.catalog()) => Ok(epoch),
+            Some(epoch) if identity.rebuild || identity.joining || has_log(&self.catalog()) => Ok(epoch),
             Some(_) => Err(FolderError::CatalogLost { path: self.catalog() }),
         }
     }
@@ -197,11 +200,57 @@ impl DataFolder {
     pub fn note_catalog(&self) -> Result<(), FolderError> {
         let mut identity = self.identity.lock();
         let epoch = Some(identity.epoch.unwrap_or(0));
-        if (epoch, false) == (identity.epoch, identity.rebuild) {
+        if (epoch, false, false) == (identity.epoch, identity.rebuild, identity.joining) {
             return Ok(());
         }
-        (identity.epoch, identity.rebuild) = (epoch, false);
+        (identity.epoch, identity.rebuild, identity.joining) = (epoch, false, false);
         self.persist(&identity)
+    }
+
+    /// Whether there is no catalog here, and none was lost: the node may form one, or join one.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        let identity = self.identity.lock();
+        !has_log(&self.catalog()) && !identity.rebuild && (identity.epoch.is_none() || identity.joining)
+    }
+
+    /// Whether the node is part of a cluster, and its catalog is to come from there.
+    #[must_use]
+    pub fn is_joining(&self) -> bool {
+        self.identity.lock().joining
+    }
+
+    /// Makes the node part of a cluster that is there. What an interrupted join left of a catalog is dropped.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`].
+    pub fn join(&self, cluster: u64, epoch: u32) -> Result<(), FolderError> {
+        let catalog = self.catalog();
+        match fs::remove_dir_all(&catalog) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(io_error("remove", &catalog, source)),
+        }
+        let mut identity = self.identity.lock();
+        (identity.cluster, identity.epoch, identity.joining) = (cluster, Some(epoch), true);
+        self.persist(&identity)
+    }
+
+    /// Sets a catalog aside that this node must not use any more; it joins its cluster anew. Answers where it is.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`].
+    pub fn leave_catalog(&self) -> Result<PathBuf, FolderError> {
+        let catalog = self.catalog();
+        let aside = (0..).map(|turn| self.path.join(format!("catalog.left.{turn}"))).find(|path| !path.exists());
+        let aside = aside.unwrap_or_else(|| self.path.join("catalog.left"));
+        if catalog.exists() {
+            fs::rename(&catalog, &aside).map_err(|source| io_error("set aside", &catalog, source))?;
+        }
+        let mut identity = self.identity.lock();
+        (identity.epoch, identity.joining) = (Some(identity.epoch.unwrap_or(0)), true);
+        self.persist(&identity)?;
+        Ok(aside)
     }
 
     /// Begins the next epoch. What is there of the catalog is set aside: answers where.
@@ -256,7 +305,7 @@ fn new_identity(folder: &Path) -> Result<Identity, FolderError> {
     let (node, cluster) = (random()?, random()?);
     #[expect(clippy::cast_possible_truncation, reason = "any 32 bits but zero will do")]
     let node = (node as u32).max(1);
-    Ok(Identity { node, cluster: cluster.max(1), incarnation: 0, epoch: None, rebuild: false })
+    Ok(Identity { node, cluster: cluster.max(1), incarnation: 0, epoch: None, rebuild: false, joining: false })
 }
 
 /// Replaces a file whole: written beside, synced, renamed, folder synced.
@@ -318,6 +367,24 @@ mod tests {
         assert_eq!((folder.epoch().expect("to be formed"), folder.is_rebuild()), (1, true));
         folder.note_catalog().expect("writable");
         assert!(matches!(folder.epoch(), Err(FolderError::CatalogLost { .. })));
+    }
+
+    #[test]
+    fn a_join_may_be_interrupted_and_a_catalog_is_left_only_on_purpose() {
+        let temp = tempfile::tempdir().expect("temporary folder");
+        let folder = DataFolder::open(temp.path()).expect("new folder");
+        assert!(folder.is_new());
+        folder.join(77, 2).expect("writable");
+        drop(folder);
+        let folder = DataFolder::open(temp.path()).expect("known folder");
+        assert!(folder.is_new() && folder.cluster() == 77 && folder.epoch().expect("none was lost") == 2);
+        let log = folder.catalog().join("log");
+        fs::create_dir_all(&log).expect("writable");
+        fs::write(log.join("CURRENT"), "").expect("writable");
+        folder.note_catalog().expect("writable");
+        assert!(!folder.is_new());
+        let aside = folder.leave_catalog().expect("writable");
+        assert!(aside.join("log").exists() && folder.is_new() && folder.cluster() == 77);
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod error;
 pub mod folder;
 pub mod grpc;
 pub mod node;
+mod peers;
 mod plan;
 mod segment;
 pub mod server;

@@ -52,7 +52,8 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
         config::Durability::Fsync => tidepool_replication::Durability::Fsync,
         config::Durability::Os => tidepool_replication::Durability::Os,
     };
-    Ok(NodeConfig { memory, nvme, store, durability, max_object_bytes: config.limits.max_object_bytes.0 })
+    let max_object_bytes = config.limits.max_object_bytes.0;
+    Ok(NodeConfig { memory, nvme, store, durability, max_object_bytes, voters: config.cluster.voters })
 }
 
 fn nvme(settings: &config::Nvme, folder: &DataFolder) -> Result<NvmeConfig, Error> {

@@ -6,6 +6,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidepool_metadata::ErrorKind;
+use tidepool_metadata::catalog::NodeAddresses;
+use tidepool_replication::Formation;
 use tidepool_tiers::nvme::NvmeConfig;
 use tidepool_transfer::Engine;
 use tokio::net::TcpListener;
@@ -19,7 +21,8 @@ use crate::engine::{self, LentMemories, MemoryListener};
 use crate::error::Error;
 use crate::folder::DataFolder;
 use crate::grpc::{GrpcServer, HostInfo, Inflight, StoreApi};
-use crate::node::Node;
+use crate::node::{Membership, Node, NodeService, Remotes};
+use crate::peers::{AddressBook, Dialer, Myself, PeerApi, Secret, join};
 use crate::plan;
 use crate::segment::SegmentListener;
 
@@ -44,6 +47,7 @@ pub struct Server {
     engine: Option<Engine>,
     node: Node,
     folder: Arc<DataFolder>,
+    dialer: Dialer,
     ready: watch::Sender<bool>,
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<Result<(), Error>>>,
@@ -73,7 +77,8 @@ impl Server {
 
         let built = plan::node(&config, &folder)?;
         let nvme: Option<NvmeConfig> = built.nvme.clone();
-        let node = Node::start(built, Arc::clone(&folder)).await?;
+        let peers = Peers::prepare(&config, &auth, &folder, &addresses).await?;
+        let node = Node::start(built, Arc::clone(&folder), peers.membership(&addresses)).await?;
         let (ready, readiness) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
         let inflight = Inflight::new(config.limits.inflight_bytes.0);
@@ -105,14 +110,16 @@ impl Server {
         let admin_stopped = stopped.clone();
         let (store, segment_stopped) = (node.service().store().clone(), stopped.clone());
         let memory_stopped = stopped.clone();
+        let peer_api = peers.api(node.service().clone(), stopped.clone());
         let mut listeners = vec![
-            tokio::spawn(async move { grpc.serve(api, auth, &limits, readiness, stopped).await }),
+            tokio::spawn(async move { grpc.serve(api, peer_api, auth, &limits, readiness, stopped).await }),
             tokio::spawn(admin_api.serve(admin, admin_stopped)),
         ];
         listeners.extend(memory.map(|memory| tokio::spawn(memory.serve(lent, memory_stopped))));
         listeners.extend(segment.map(|segment| tokio::spawn(segment.serve(store, segment_stopped))));
         let shutdown_timeout = config.shutdown_timeout.0.0;
-        Ok(Self { addresses, engine, node, folder, ready, stop, listeners, shutdown_timeout })
+        let dialer = peers.dialer;
+        Ok(Self { addresses, engine, node, folder, dialer, ready, stop, listeners, shutdown_timeout })
     }
 
     /// Waits until the catalog is open, and says so by health and `/readyz`. Cancel-safe.
@@ -139,8 +146,10 @@ impl Server {
 
     /// Not ready, stop accepting, finish or cut off calls within the timeout, persist, let go of the folder.
     pub async fn shutdown(self) {
-        let Self { engine, node, folder, ready, stop, listeners, shutdown_timeout, .. } = self;
+        let Self { engine, node, folder, dialer, ready, stop, listeners, shutdown_timeout, .. } = self;
         ready.send_replace(false);
+        // While the other nodes still hear this one.
+        node.step_down().await;
         stop.send_replace(true);
         let deadline = tokio::time::Instant::now() + shutdown_timeout;
         for mut listener in listeners {
@@ -152,8 +161,103 @@ impl Server {
         // Its calls that still run are answered by nobody: their peers go elsewhere.
         drop(engine);
         node.shutdown().await;
+        dialer.stop();
         drop(folder);
     }
+}
+
+/// What connects this node to the others.
+struct Peers {
+    myself: Myself,
+    secret: Secret,
+    token: Option<String>,
+    book: Arc<AddressBook>,
+    dialer: Dialer,
+    formation: Formation,
+}
+
+impl Peers {
+    /// Finds out who this node is; one without a catalog, and with `cluster.join`, becomes part of a group first.
+    async fn prepare(config: &Config, auth: &Auth, folder: &DataFolder, addresses: &Addresses) -> Result<Self, Error> {
+        let secret = Secret::new(auth.secret());
+        let book = Arc::new(AddressBook::open(folder.path().join("peers.json")));
+        let address = match &config.cluster.advertise {
+            Some(address) => address.clone(),
+            // Nobody can call that: such a node stays alone, or says where it is.
+            None if addresses.grpc.ip().is_unspecified() => String::new(),
+            None => addresses.grpc.to_string(),
+        };
+        let mut myself =
+            Myself { node: folder.node(), incarnation: folder.incarnation(), cluster: 0, epoch: 0, address };
+        let mut formation = Formation::Found;
+        let mut addresses = config.cluster.join.clone();
+        if folder.is_joining() {
+            // Part of a group, and without its catalog: whoever was known then may let it in.
+            let others = book.nodes().into_iter().filter(|&node| node != myself.node);
+            addresses.extend(others.filter_map(|node| book.address(node)));
+        }
+        if !addresses.is_empty() {
+            if myself.address.is_empty() {
+                let message = "other nodes can't call this one: set cluster.advertise = host:port";
+                return Err(Error::new(ErrorKind::Invalid, "BAD_CONFIG", message.into()).field("cluster.advertise"));
+            }
+            if folder.is_new() {
+                let group = join(&addresses, &myself, &secret, &book).await?;
+                tracing::info!(cluster = format!("{:016x}", group.cluster), "part of a group");
+                folder.join(group.cluster, group.epoch)?;
+                formation = Formation::Join { life: folder.incarnation().0, members: group.members };
+            } else {
+                refuse_foreign(&addresses, &myself, &secret, folder).await?;
+            }
+        } else if folder.is_joining() {
+            let message = "this node is part of a group, has no catalog yet, and knows nobody: give cluster.join";
+            return Err(Error::new(ErrorKind::Invalid, "JOIN", message.into()).field("cluster.join"));
+        }
+        (myself.cluster, myself.epoch) = (folder.cluster(), folder.epoch()?);
+        book.learn(myself.node, myself.incarnation, &myself.address);
+        let dialer = Dialer::start(myself.clone(), secret.clone(), Arc::clone(&book))?;
+        let token = std::str::from_utf8(auth.secret()).ok().filter(|token| !token.is_empty()).map(str::to_owned);
+        Ok(Self { myself, secret, token, book, dialer, formation })
+    }
+
+    fn membership(&self, addresses: &Addresses) -> Membership {
+        let advertised = NodeAddresses {
+            grpc: self.myself.address.clone(),
+            engine: String::new(),
+            admin: addresses.admin.to_string(),
+        };
+        Membership {
+            formation: self.formation.clone(),
+            transport: Arc::new(self.dialer.clone()),
+            addresses: advertised,
+            remotes: Remotes::new(Arc::clone(&self.book), self.token.as_deref()),
+        }
+    }
+
+    fn api(&self, service: NodeService, stopped: watch::Receiver<bool>) -> PeerApi {
+        PeerApi::new(self.myself.clone(), self.secret.clone(), Arc::clone(&self.book), service, stopped)
+    }
+}
+
+/// A folder that belongs to one group does not join another. Nodes that do not answer are not waited for: the start goes on
+/// with what the folder knows.
+async fn refuse_foreign(
+    addresses: &[String],
+    myself: &Myself,
+    secret: &Secret,
+    folder: &DataFolder,
+) -> Result<(), Error> {
+    let myself = Myself { cluster: folder.cluster(), epoch: folder.epoch()?, ..myself.clone() };
+    for address in addresses {
+        match crate::peers::greet(address, &myself, secret).await {
+            Err(error) if matches!(error.reason(), "FOREIGN_CLUSTER" | "FOREIGN_SECRET" | "CATALOG_EPOCH") => {
+                return Err(error.field("cluster.join"));
+            }
+            Ok(()) => return Ok(()),
+            Err(error) => tracing::info!(address, %error, "a node of cluster.join does not answer"),
+        }
+    }
+    Ok(())
 }
 
 fn local(address: std::io::Result<SocketAddr>) -> Result<SocketAddr, Error> {

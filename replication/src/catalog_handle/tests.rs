@@ -11,24 +11,17 @@ use tidepool_metadata::catalog::{
 use tidepool_metadata::{DataType, Durability, ErrorKind, Incarnation, NodeId, TierKind};
 
 use super::*;
-use crate::consensus::{ClusterEpoch, ClusterId};
+use crate::consensus::ClusterId;
 
 const NODE: NodeId = NodeId(3);
 const INCARNATION: Incarnation = Incarnation(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 async fn open(folder: &Path) -> (Group, CatalogHandle) {
-    let durability = crate::Durability::Fsync;
-    let config = GroupConfig {
-        folder: folder.into(),
-        cluster: ClusterId(7),
-        epoch: ClusterEpoch::default(),
-        node: NODE,
-        durability,
-    };
+    let config = GroupConfig::new(folder.into(), ClusterId(7), NODE);
     let limits =
         GroupLimits { image_interval: Duration::from_millis(1), image_flush_bytes: 64 << 10, ..GroupLimits::default() };
-    let (group, handle) = Group::start_limited(config, limits).unwrap();
+    let (group, handle) = Group::start_limited(config, limits, Arc::new(NoTransport)).unwrap();
     let tiers = vec![TierDescription { kind: TierKind::Dram, capacity_bytes: 1 << 30 }];
     let addresses = NodeAddresses::default();
     let registration = NodeRegistration { node: NODE, incarnation: INCARNATION, addresses, tiers };
@@ -93,8 +86,8 @@ async fn a_leased_object_is_not_forgotten() {
     put(&handle, "free", 2).await;
     assert_eq!(exists(&handle, "leased", Some(MINUTE)).await, Presence::Present);
     assert_eq!(exists(&handle, "free", None).await, Presence::Present);
-    assert!(handle.lease_left(TenantId::DEFAULT, &key("leased")) > Duration::from_secs(50));
-    assert_eq!(handle.lease_left(TenantId::DEFAULT, &key("free")), Duration::ZERO);
+    assert!(handle.lease_left(TenantId::DEFAULT, &key("leased")).await > Duration::from_secs(50));
+    assert_eq!(handle.lease_left(TenantId::DEFAULT, &key("free")).await, Duration::ZERO);
     let names = vec![name("leased", 1), name("free", 2), name("never", 3)];
     let answers = handle.forget(names, ForgetMode::EvenLast).await.unwrap();
     assert_eq!(answers, [Forgotten::Leased, Forgotten::Yes, Forgotten::Yes]);
@@ -137,7 +130,7 @@ async fn a_removed_object_leaves_no_lease_behind() {
     let remove = RemoveItem { tenant: TenantId::DEFAULT, key: key("a"), version: None, force: false, request: None };
     handle.propose(Command::Remove(vec![remove])).await.unwrap();
     put(&handle, "a", 2).await;
-    assert_eq!(handle.lease_left(TenantId::DEFAULT, &key("a")), Duration::ZERO);
+    assert_eq!(handle.lease_left(TenantId::DEFAULT, &key("a")).await, Duration::ZERO);
     assert_eq!(handle.forget(vec![name("a", 2)], ForgetMode::EvenLast).await.unwrap(), [Forgotten::Yes]);
 }
 
@@ -187,12 +180,13 @@ async fn reads_by_index_see_the_put_that_gave_it() {
 }
 
 #[tokio::test]
-async fn other_voters_are_refused_by_name() {
+async fn changes_of_unknown_members_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let (_group, handle) = open(folder.path()).await;
-    handle.change_voters(&[NODE]).await.unwrap();
-    let error = handle.change_voters(&[NODE, NodeId(4), NodeId(5)]).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unimplemented);
+    let error = handle.change_members(MemberChange::Promote(vec![NodeId(4)])).await.unwrap_err();
+    assert_eq!((error.kind(), error.reason()), (ErrorKind::NotFound, "NO_SUCH_MEMBER"));
+    handle.change_members(MemberChange::Remove(NodeId(4))).await.unwrap();
+    assert_eq!(handle.status().voters, [NODE]);
 }
 
 #[tokio::test]
@@ -227,11 +221,8 @@ async fn the_catalog_is_the_same_after_every_start() {
 
         let (group, consensus) = Group::open::<Catalog>(
             GroupConfig {
-                folder: folder.path().into(),
-                cluster: ClusterId(7),
-                epoch: ClusterEpoch::default(),
-                node: NODE,
                 durability: crate::Durability::Os,
+                ..GroupConfig::new(folder.path().into(), ClusterId(7), NODE)
             },
             GroupLimits::default(),
         )

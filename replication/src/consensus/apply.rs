@@ -2,34 +2,45 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, SyncSender};
 
-use raft::eraftpb::EntryType;
 use tidepool_metadata::LogIndex;
 use tidepool_metadata::catalog::EntryContext;
 
-use super::driver::{Committed, answer};
-use super::entry;
+use super::core::Committed;
 use super::image::Dirty;
+use super::inbox::Reply;
 use super::log::Position;
 use super::machine::StateMachine;
-use super::shared::Shared;
+use super::shared::{Applied, Shared};
 use crate::error::GroupError;
+
+/// What the Raft thread gives.
+pub(super) enum Turn<S: StateMachine> {
+    Entries(Vec<Committed<Reply<S::Outcome>>>),
+    /// A fetched snapshot takes the place of the state; the sender hears when it is durable, or is dropped.
+    Install(Box<Applied<S>>, SyncSender<()>),
+}
 
 /// Runs until the Raft thread has ended and all that it gave is applied.
 pub(super) fn run<S: StateMachine>(
     shared: &Arc<Shared<S>>,
-    committed: &Receiver<Vec<Committed<S::Outcome>>>,
-    dirty: &Dirty,
+    turns: &Receiver<Turn<S>>,
+    dirty: &Dirty<S>,
 ) -> Result<(), GroupError> {
-    while let Ok(batch) = committed.recv() {
-        for entry in batch {
-            // After a failure nothing is answered: what was not, may be applied after the next start.
-            if shared.failure().is_some() {
-                return Ok(());
+    while let Ok(turn) = turns.recv() {
+        match turn {
+            Turn::Entries(entries) => {
+                for entry in entries {
+                    // After a failure nothing is answered: what was not, may be applied after the next start.
+                    if shared.failure().is_some() {
+                        return Ok(());
+                    }
+                    apply(shared, entry)?;
+                    dirty.mark();
+                }
             }
-            apply(shared, entry)?;
-            dirty.mark();
+            Turn::Install(state, done) => dirty.install(*state, done),
         }
         shared.inbox.made_room();
     }
@@ -37,35 +48,36 @@ pub(super) fn run<S: StateMachine>(
 }
 
 /// Applies one entry under one hold of the lock, so that readers see all of it or nothing.
-fn apply<S: StateMachine>(shared: &Shared<S>, committed: Committed<S::Outcome>) -> Result<(), GroupError> {
-    let Committed { entry, replies } = committed;
-    let index = LogIndex(entry.index);
-    if entry.get_entry_type() != EntryType::EntryNormal {
-        return Err(GroupError::Unimplemented { what: "a change of the group's members" });
-    }
-    let (mut time, mut commands) = (None, Vec::new());
-    if !entry.data.is_empty() {
-        let payload = entry::read(index, &entry.data)?;
-        time = Some(payload.time);
-        let decoded = payload.commands.into_iter().map(S::decode).collect::<Result<Vec<_>, _>>();
-        commands = decoded.map_err(|source| GroupError::Undecodable { index, source: Box::new(source) })?;
+fn apply<S: StateMachine>(shared: &Shared<S>, mut committed: Committed<Reply<S::Outcome>>) -> Result<(), GroupError> {
+    let index = committed.index();
+    let (term, bytes) = (committed.entry.term, committed.entry.data.len() as u64);
+    let (mut time, mut commands, mut replies) = (None, Vec::new(), Vec::new());
+    if let Some((stamp, found)) = committed.commands()? {
+        time = Some(stamp);
+        for (command, reply) in found {
+            let undecodable = |source| GroupError::Undecodable { index, source: Box::new(source) };
+            commands.push(S::decode(command).map_err(undecodable)?);
+            replies.push(reply);
+        }
     }
     let mut state = shared.state.write();
-    assert_eq!(entry.index, state.position.index + 1, "entries are applied in order");
+    assert_eq!(index.0, state.position.index + 1, "entries are applied in order");
     // A leader whose clock is behind its predecessor's may stamp less than what it has not applied yet.
     state.time = time.map_or(state.time, |time| time.max(state.time));
     let at = EntryContext { index, time: state.time };
     let outcomes: Vec<S::Outcome> = commands.iter().map(|command| state.machine.apply(at, command)).collect();
-    state.position = Position { index: entry.index, term: entry.term };
-    state.bytes += entry.data.len() as u64;
+    state.position = Position { index: index.0, term };
+    state.bytes += bytes;
     shared.applied_bytes.store(state.bytes, Ordering::Release);
     drop(state);
 
     shared.clock.at_least(at.time);
-    shared.applied.send_replace(index);
-    assert!(replies.is_empty() || replies.len() == outcomes.len(), "one outcome per command of entry {}", entry.index);
+    shared.applied.send_replace(LogIndex(index.0));
     for (reply, outcome) in replies.into_iter().zip(outcomes) {
-        answer(reply, Ok((index, outcome)));
+        if let Some(reply) = reply {
+            // A caller that went away needs no answer.
+            let _ = reply.send(Ok((index, outcome)));
+        }
     }
     Ok(())
 }

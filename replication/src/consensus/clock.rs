@@ -9,7 +9,15 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::time::{ClockId, clock_gettime};
 use tidepool_metadata::LogTime;
+
+/// `CLOCK_BOOTTIME` in nanoseconds: goes on while the host is suspended or the process stopped.
+pub(super) fn boot_nanos() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    let (seconds, nanoseconds) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    seconds.unwrap_or(0) * 1_000_000_000 + nanoseconds.unwrap_or(0)
+}
 
 #[derive(Debug)]
 pub(super) struct LogClock {

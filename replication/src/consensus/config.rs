@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tidepool_metadata::NodeId;
 
+use super::member::Members;
 use super::{ClusterEpoch, ClusterId};
 use crate::error::GroupError;
 
@@ -19,11 +20,28 @@ pub enum Durability {
     Os,
 }
 
+/// What an empty folder becomes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Formation {
+    /// A new group, whose only voter is this node.
+    #[default]
+    Found,
+    /// A member of a group that is there.
+    Join {
+        /// The node's life in which it joins, not 0: a later join of the same node, with another log, is another member.
+        life: u32,
+        /// The members as the leader knows them, this one among them.
+        members: Members,
+    },
+}
+
 /// Who a voter is and where it lives.
 #[derive(Clone, Debug)]
 pub struct GroupConfig {
-    /// Log and image lie in here; made if missing. An empty folder forms a new group of one.
+    /// Log and image lie in here; made if missing.
     pub folder: PathBuf,
+    /// What is made of an empty folder; without effect on any other.
+    pub formation: Formation,
     /// Which cluster; a folder of another is refused.
     pub cluster: ClusterId,
     /// Which catalog of the cluster; a folder of another is refused.
@@ -32,6 +50,25 @@ pub struct GroupConfig {
     pub node: NodeId,
     /// When an entry counts as durable.
     pub durability: Durability,
+    /// How many voters the group is to have, 1 to 7, odd: the leader promotes learners, in pairs, until it has so many.
+    /// *Default* 3.
+    pub voters: usize,
+}
+
+impl GroupConfig {
+    /// A group of one in an empty `folder`, to grow to three voters.
+    #[must_use]
+    pub fn new(folder: PathBuf, cluster: ClusterId, node: NodeId) -> Self {
+        Self {
+            folder,
+            formation: Formation::Found,
+            cluster,
+            epoch: ClusterEpoch::default(),
+            node,
+            durability: Durability::Fsync,
+            voters: 3,
+        }
+    }
 }
 
 /// How much a voter gathers, holds back and lets lag. The defaults are meant to stay.

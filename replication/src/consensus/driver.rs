@@ -1,263 +1,209 @@
-//! The Raft thread: takes proposals, packs them into entries, makes those durable, and hands over what is committed.
+//! The Raft thread: gives the [`Core`] what comes in and carries out what it decides.
 //!
 //! Group commit: all commands that wait share entries, and all entries of one turn share one synced write; what comes in
 //! during that write is the next turn. So throughput grows with the number of callers and a lone caller waits for one
 //! write.
+//!
+//! Messages are looked at before time is: after a long write this voter does not take its own silence for the leader's.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Instant;
 
-use protobuf::Message as _;
-use raft::eraftpb::{Entry, Message};
-use raft::{RawNode, SoftState, StateRole};
-use tidepool_metadata::catalog::MAX_COMMAND_ITEMS;
 use tidepool_metadata::{LogIndex, NodeId};
 
-use super::entry;
-use super::inbox::{Gate, Input, Proposal, Reply};
-use super::log::Log;
+use super::apply::Turn;
+use super::clock;
+use super::core::{Committed, Core, CoreConfig, Host, Now, TICK};
+use super::inbox::{Changer, Input, Reader, Reply};
+use super::log::{Log, LogStore, Position};
 use super::machine::StateMachine;
-use super::shared::{Role, Shared};
-use super::transport::Transport;
+use super::member::{MemberId, Members};
+use super::shared::Shared;
+use super::snapshot::Fetcher;
+use super::transport::{Lane, Transport};
 use crate::error::{CatalogError, GroupError};
 
-/// Committed entries of one turn: what a replay holds in memory at once.
-const COMMITTED_BYTES: u64 = 4 << 20;
+/// Ticks that are made up for at a time: time that this thread lost is not the others' silence.
+const TICKS_AT_ONCE: u32 = 4;
 
-/// A committed entry, and who waits for its commands.
-pub(super) struct Committed<O> {
-    pub(super) entry: Entry,
-    /// In the order of the commands, or none at all.
-    pub(super) replies: Vec<Reply<O>>,
+pub(super) struct Driver<S: StateMachine> {
+    core: Core<Log, Threads<S>>,
+    threads: Threads<S>,
+    next_tick: Instant,
 }
 
-/// Entries that this voter proposed and that are not committed.
-struct Pending<O> {
-    index: u64,
-    term: u64,
-    bytes: usize,
-    replies: Vec<Reply<O>>,
-}
-
-pub(super) struct Driver<S: StateMachine, T> {
-    raw: RawNode<Log>,
-    shared: Arc<Shared<S>>,
-    transport: T,
-    apply: SyncSender<Vec<Committed<S::Outcome>>>,
-    pending: VecDeque<Pending<S::Outcome>>,
-    pending_bytes: usize,
+/// The other threads, as the core's host.
+pub(super) struct Threads<S: StateMachine> {
+    pub(super) shared: Arc<Shared<S>>,
+    pub(super) transport: Arc<dyn Transport>,
+    pub(super) apply: SyncSender<Turn<S>>,
+    pub(super) fetcher: Fetcher<S>,
     /// Bytes of the entries given to the apply thread.
     handed_bytes: u64,
+    /// Changes of members that have ended; told once the status shows them.
+    settled: Vec<(Changer, Result<Members, CatalogError>)>,
 }
 
-/// Raft's own settings.
-fn raft_config(id: u64, applied: u64) -> raft::Config {
-    raft::Config {
-        id,
-        applied,
-        // In ticks of 5 ms, which a group of one needs none of.
-        election_tick: 100,
-        min_election_tick: 100,
-        max_election_tick: 200,
-        heartbeat_tick: 10,
-        pre_vote: true,
-        check_quorum: true,
-        max_size_per_msg: 1 << 20,
-        max_inflight_msgs: 64,
-        max_committed_size_per_ready: COMMITTED_BYTES,
-        ..raft::Config::default()
+impl<S: StateMachine> Threads<S> {
+    pub(super) fn new(
+        shared: Arc<Shared<S>>,
+        transport: Arc<dyn Transport>,
+        apply: SyncSender<Turn<S>>,
+        fetcher: Fetcher<S>,
+    ) -> Self {
+        Self { shared, transport, apply, fetcher, handed_bytes: 0, settled: Vec::new() }
+    }
+
+    /// Bytes of entries that are logged and not applied; all that may be while the image lags behind.
+    fn unapplied(&self) -> usize {
+        let limits = &self.shared.limits;
+        let applied = self.shared.applied_bytes.load(Ordering::Acquire);
+        let flushed = self.shared.flushed_bytes.load(Ordering::Acquire);
+        if self.handed_bytes - flushed >= limits.image_lag_bytes {
+            return limits.in_flight_bytes;
+        }
+        usize::try_from(self.handed_bytes - applied).unwrap_or(usize::MAX)
     }
 }
 
-impl<S: StateMachine, T: Transport> Driver<S, T> {
-    pub(super) fn new(
-        mut log: Log,
-        shared: Arc<Shared<S>>,
-        transport: T,
-        apply: SyncSender<Vec<Committed<S::Outcome>>>,
-    ) -> Result<Self, GroupError> {
-        let id = u64::from(shared.config.node.0);
-        if log.voters() != [id] {
-            return Err(GroupError::Unimplemented { what: "a group of several voters" });
+impl<S: StateMachine> Host for Threads<S> {
+    type Reply = Reply<S::Outcome>;
+    type Reader = Reader;
+    type Changer = Changer;
+
+    fn send(&mut self, target: NodeId, lane: Lane, message: Vec<u8>) {
+        self.transport.send(target, lane, message);
+    }
+
+    fn apply(&mut self, entries: Vec<Committed<Self::Reply>>) -> Result<(), GroupError> {
+        self.handed_bytes += entries.iter().map(|committed| committed.entry.data.len() as u64).sum::<u64>();
+        if let Some(last) = entries.last() {
+            // Before they are applied: a status never shows more applied than committed.
+            self.shared.committed(last.entry.index);
         }
+        // The apply thread ends before this one only if the group failed; its cause is known then.
+        self.apply.send(Turn::Entries(entries)).map_err(|_| GroupError::ThreadDied { thread: "apply" })
+    }
+
+    fn refuse(&mut self, reply: Self::Reply, error: CatalogError) {
+        // A caller that went away needs no answer.
+        let _ = reply.send(Err(error));
+    }
+
+    fn has_gone(&self, reply: &Self::Reply) -> bool {
+        reply.is_closed()
+    }
+
+    fn serve_read(&mut self, reader: Reader, from: Result<LogIndex, CatalogError>) {
+        let _ = reader.send(from);
+    }
+
+    fn settle(&mut self, changer: Changer, outcome: Result<Members, CatalogError>) {
+        self.settled.push((changer, outcome));
+    }
+
+    fn fetch(&mut self, source: MemberId) {
+        self.fetcher.begin(&self.shared, source);
+    }
+
+    fn install(&mut self, position: Position) -> Result<(), GroupError> {
+        let staged =
+            self.fetcher.take(position).ok_or(GroupError::CorruptImage { problem: "no snapshot was fetched" })?;
+        self.shared.committed(position.index);
+        let (done, installed) = sync_channel(1);
+        let died = |_| GroupError::ThreadDied { thread: "apply" };
+        self.apply.send(Turn::Install(Box::new(staged), done)).map_err(died)?;
+        installed.recv().map_err(|_| GroupError::ThreadDied { thread: "image" })
+    }
+}
+
+impl<S: StateMachine> Driver<S> {
+    pub(super) fn new(mut log: Log, threads: Threads<S>) -> Result<Self, GroupError> {
+        let shared = &threads.shared;
         let applied = shared.state.read().position.index;
-        // Only committed entries are applied, whether or not the log says so by now.
-        log.set_commit(applied);
-        let logger = slog::Logger::root(slog::Discard, slog::o!());
-        let mut raw = RawNode::new(&raft_config(id, applied), log, &logger)?;
-        // The only voter need not wait for an election timeout.
-        raw.campaign()?;
-        let (pending, pending_bytes, handed_bytes) = (VecDeque::new(), 0, 0);
-        let driver = Self { raw, shared, transport, apply, pending, pending_bytes, handed_bytes };
-        driver.report();
-        Ok(driver)
+        log.set_flushed(applied);
+        let config = CoreConfig {
+            cluster: shared.config.cluster,
+            epoch: shared.config.epoch,
+            voters: shared.config.voters,
+            in_flight_bytes: shared.limits.in_flight_bytes,
+            // Far above what an earlier life can have used: a million proposals a millisecond.
+            sequence: shared.clock.now().0 << 20,
+        };
+        let core = Core::new(config, log, applied, now(shared))?;
+        shared.report(core.view());
+        Ok(Self { core, threads, next_tick: Instant::now() + TICK })
     }
 
     /// Runs until the group stops or fails.
     pub(super) fn run(mut self) {
         if let Err(error) = self.turns() {
-            // Before what is pending is dropped with `self`: whoever waits for it learns the cause.
-            self.shared.fail(error);
+            // Before what waits is dropped with `self`: whoever waits for it learns the cause.
+            self.threads.shared.fail(error);
         }
+        self.core.refuse_unrouted(&CatalogError::ShuttingDown, &mut self.threads);
     }
 
     fn turns(&mut self) -> Result<(), GroupError> {
         loop {
-            self.turn()?;
-            let Input { proposals, flushed, stop } = self.shared.inbox.take(|| self.room());
-            if stop {
+            self.core.turn(now(&self.threads.shared), &mut self.threads)?;
+            self.threads.shared.report(self.core.view());
+            for (changer, outcome) in self.threads.settled.drain(..) {
+                // Whoever asked may have gone away.
+                let _ = changer.send(outcome);
+            }
+            if self.core.wants_turn() {
+                continue;
+            }
+            let deadline = self.core.needs_ticks().then_some(self.next_tick);
+            let input = self.threads.shared.inbox.take(|| self.core.room(self.threads.unapplied()), deadline);
+            if input.stop {
                 return Ok(());
             }
-            if let Some(LogIndex(index)) = flushed {
-                self.raw.mut_store().compact(index)?;
-            }
-            self.propose(proposals)?;
+            self.take(input)?;
+            self.tick();
         }
     }
 
-    /// How many bytes may be proposed now.
-    fn room(&self) -> usize {
-        let limits = &self.shared.limits;
-        let applied = self.shared.applied_bytes.load(Ordering::Acquire);
-        let flushed = self.shared.flushed_bytes.load(Ordering::Acquire);
-        let unapplied = usize::try_from(self.handed_bytes - applied).unwrap_or(usize::MAX);
-        let lags = self.handed_bytes - flushed >= limits.image_lag_bytes;
-        let leads = self.raw.raft.state == StateRole::Leader;
-        if lags || !leads { 0 } else { limits.in_flight_bytes.saturating_sub(self.pending_bytes + unapplied) }
-    }
-
-    /// Packs commands into as few entries as they fit.
-    fn propose(&mut self, proposals: Vec<Proposal<S::Outcome>>) -> Result<(), GroupError> {
-        let mut proposals = proposals.into_iter().peekable();
-        while proposals.peek().is_some() {
-            let mut writer = entry::Writer::new(self.shared.clock.now(), 4 << 10);
-            let (mut replies, mut items) = (Vec::new(), 0);
-            while let Some(proposal) = proposals.next_if(|next| {
-                replies.is_empty() || writer.fits(next.command.len()) && items + next.items <= MAX_COMMAND_ITEMS
-            }) {
-                items += proposal.items;
-                writer.push(&proposal.command);
-                replies.push(proposal.reply);
-            }
-            self.append(writer.finish(), replies)?;
-        }
-        Ok(())
-    }
-
-    fn append(&mut self, payload: Vec<u8>, replies: Vec<Reply<S::Outcome>>) -> Result<(), GroupError> {
-        let bytes = payload.len();
-        match self.raw.propose(Vec::new(), payload) {
-            Ok(()) => {}
-            Err(raft::Error::ProposalDropped) => {
-                let leader = None;
-                replies.into_iter().for_each(|reply| answer(reply, Err(CatalogError::NotLeader { leader })));
-                return Ok(());
-            }
-            Err(error) => return Err(error.into()),
-        }
-        let raft = &self.raw.raft;
-        self.pending.push_back(Pending { index: raft.raft_log.last_index(), term: raft.term, bytes, replies });
-        self.pending_bytes += bytes;
-        Ok(())
-    }
-
-    /// Does all that Raft wants done.
-    fn turn(&mut self) -> Result<(), GroupError> {
-        while self.raw.has_ready() {
-            let mut ready = self.raw.ready();
-            if !ready.snapshot().is_empty() {
-                return Err(GroupError::Unimplemented { what: "taking a snapshot" });
-            }
-            if let Some(state) = ready.ss() {
-                self.role_changed(state);
-            }
-            self.send(ready.take_messages());
-            self.hand_over(ready.take_committed_entries())?;
-            let (entries, hard_state, must_sync) = (ready.take_entries(), ready.hs().cloned(), ready.must_sync());
-            if !entries.is_empty() || hard_state.is_some() {
-                self.raw.mut_store().append(entries, hard_state, must_sync)?;
-            }
-            // They acknowledge what is durable only now.
-            self.send(ready.take_persisted_messages());
-            let mut light = self.raw.advance_append(ready);
-            if let Some(commit) = light.commit_index() {
-                self.raw.mut_store().set_commit(commit);
-            }
-            self.send(light.take_messages());
-            self.hand_over(light.take_committed_entries())?;
-        }
-        let applied = self.shared.applied.borrow().0;
-        self.raw.advance_apply_to(applied);
-        self.report();
-        Ok(())
-    }
-
-    fn role_changed(&mut self, state: &SoftState) {
-        let leads = state.raft_state == StateRole::Leader;
-        // Nothing is proposed before this is known, so the last entry is the one that began the term.
-        let first = if leads { self.raw.raft.raft_log.last_index() } else { 0 };
-        self.shared.leader_from.store(first, Ordering::Release);
-        let leader = u32::try_from(state.leader_id).ok().filter(|&id| id != 0).map(NodeId);
-        self.shared.inbox.set_gate(if leads { Gate::Open } else { Gate::NotLeader(leader) });
-        tracing::info!(node = %self.shared.config.node, term = self.raw.raft.term, ?leader, leads, "role in the group");
-    }
-
-    /// Gives committed entries to the apply thread, with those who wait for them.
-    fn hand_over(&mut self, entries: Vec<Entry>) -> Result<(), GroupError> {
-        if entries.is_empty() {
-            return Ok(());
-        }
-        // Before they are applied: a status never shows more applied than committed.
-        self.report();
-        self.handed_bytes += entries.iter().map(|entry| entry.data.len() as u64).sum::<u64>();
-        let committed =
-            entries.into_iter().map(|entry| Committed { replies: self.waiting_for(&entry), entry }).collect();
-        // The apply thread ends before this one only if the group failed; its cause is known then.
-        self.apply.send(committed).map_err(|_| GroupError::ThreadDied { thread: "apply" })
-    }
-
-    fn waiting_for(&mut self, entry: &Entry) -> Vec<Reply<S::Outcome>> {
-        while self.pending.front().is_some_and(|pending| pending.index <= entry.index)
-            && let Some(pending) = self.pending.pop_front()
-        {
-            self.pending_bytes -= pending.bytes;
-            if (pending.index, pending.term) == (entry.index, entry.term) {
-                return pending.replies;
-            }
-            // Another leader's entry has its place: it will never be applied.
-            let leader = None;
-            pending.replies.into_iter().for_each(|reply| answer(reply, Err(CatalogError::NotLeader { leader })));
-        }
-        Vec::new()
-    }
-
-    fn send(&mut self, messages: Vec<Message>) {
+    fn take(&mut self, input: Input<S::Outcome>) -> Result<(), GroupError> {
+        let Self { core, threads, .. } = self;
+        let Input { proposals, messages, reads, changes, fetched, flushed, stop: _ } = input;
+        let now = now(&threads.shared);
         for message in messages {
-            let (Ok(target), Ok(bytes)) = (u32::try_from(message.to), message.write_to_bytes()) else { continue };
-            self.transport.send(NodeId(target), bytes);
+            core.receive(now, &message, threads)?;
         }
+        for proposal in proposals {
+            core.propose(proposal.command, proposal.items, proposal.reply);
+        }
+        reads.into_iter().for_each(|reader| core.read(reader));
+        changes.into_iter().for_each(|(change, changer)| core.change(change, changer, threads));
+        if let Some(LogIndex(index)) = flushed {
+            core.store_mut().set_flushed(index);
+            core.store_mut().compact(index)?;
+        }
+        if let Some(found) = fetched {
+            core.turn(now, threads)?;
+            core.fetched(now, found, threads)?;
+        }
+        Ok(())
     }
 
-    fn report(&self) {
-        let (raft, log) = (&self.raw.raft, self.raw.store());
-        let mut view = self.shared.raft.lock();
-        view.role = match raft.state {
-            StateRole::Leader => Role::Leader,
-            StateRole::Follower => Role::Follower,
-            StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
-        };
-        (view.term, view.leader, view.commit) = (raft.term, raft.leader_id, raft.raft_log.committed);
-        (view.log_first, view.log_last) = (log.compacted().index + 1, log.last());
-        if view.voters != log.voters() {
-            view.voters = log.voters().to_vec();
+    /// Lets the core know of the time that has passed, some of it at least.
+    fn tick(&mut self) {
+        let instant = Instant::now();
+        for _ in 0..TICKS_AT_ONCE {
+            if self.next_tick > instant {
+                return;
+            }
+            self.next_tick += TICK;
+            self.core.tick(now(&self.threads.shared), &mut self.threads);
         }
+        self.next_tick = self.next_tick.max(instant);
     }
 }
 
-/// Gives an answer to whoever still waits for it.
-pub(super) fn answer<O>(reply: Reply<O>, with: Result<(LogIndex, O), CatalogError>) {
-    // A caller that went away needs none.
-    let _ = reply.send(with);
+fn now<S: StateMachine>(shared: &Shared<S>) -> Now {
+    Now { boot: clock::boot_nanos(), log: shared.clock.now() }
 }

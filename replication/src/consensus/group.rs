@@ -4,18 +4,21 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use tidepool_metadata::LogIndex;
 use tokio::sync::watch;
 
+use super::calls::Calls;
 use super::config::{GroupConfig, GroupLimits};
-use super::driver::Driver;
-use super::handle::Consensus;
+use super::driver::{Driver, Threads};
+use super::handle::{AnswererSlot, Consensus};
 use super::image::{Dirty, Image, Writer};
-use super::log::Log;
+use super::log::{Log, LogStore as _};
 use super::machine::StateMachine;
 use super::shared::{Applied, Shared, ThreadGuard};
+use super::snapshot::{self, Fetcher, Offers};
 use super::transport::Transport;
-use super::{ClusterEpoch, apply, boot, transport};
+use super::{ClusterEpoch, apply, boot, envelope, transport};
 use crate::error::GroupError;
 
 /// Turns of the Raft thread that wait to be applied; their bytes are bounded by `in_flight_bytes`, a replay's by some
@@ -28,6 +31,7 @@ pub struct Group {
     stop: Box<dyn Fn() + Send + Sync>,
     running: watch::Receiver<usize>,
     threads: Vec<JoinHandle<()>>,
+    answerer: AnswererSlot,
 }
 
 impl Group {
@@ -39,15 +43,23 @@ impl Group {
     /// # Errors
     /// [`GroupError`]: the settings, the folder (in use, foreign, damaged), or the threads.
     pub fn open<S: StateMachine>(config: GroupConfig, limits: GroupLimits) -> Result<(Self, Consensus<S>), GroupError> {
-        Self::open_with(config, limits, transport::NoTransport)
+        Self::open_with(config, limits, Arc::new(transport::NoTransport))
     }
 
-    fn open_with<S: StateMachine, T: Transport>(
+    /// As [`Group::open`], of a member whose messages leave through `transport` and come in by [`Consensus::receive`].
+    ///
+    /// # Errors
+    /// As [`Group::open`]; [`GroupError::MustRejoin`].
+    pub fn open_with<S: StateMachine>(
         config: GroupConfig,
         limits: GroupLimits,
-        transport: T,
+        transport: Arc<dyn Transport>,
     ) -> Result<(Self, Consensus<S>), GroupError> {
         let limits = limits.validate()?;
+        if config.voters > 7 || config.voters.is_multiple_of(2) {
+            let (setting, value) = ("voters", config.voters as u64);
+            return Err(GroupError::Setting { setting, value, bounds: "1, 3, 5 or 7" });
+        }
         if config.node.0 == 0 {
             return Err(GroupError::Setting { setting: "node", value: 0, bounds: "any number but 0" });
         }
@@ -56,29 +68,47 @@ impl Group {
         }
         let path = &config.folder;
         std::fs::create_dir_all(path).map_err(|source| GroupError::Folder { path: path.clone(), source })?;
+        snapshot::tidy(path)?;
         let lost_page_cache = boot::lost_page_cache(path)?;
         if lost_page_cache {
             tracing::warn!(node = %config.node, "the host booted anew under durability = os: commands that were answered just \
                 before may be lost");
         }
         let log = Log::open(&path.join("log"), &config, lost_page_cache)?;
+        if lost_page_cache && !log.members().is_alone(log.member()) {
+            // It may have acknowledged entries that it lost: as the member that it was, it must not come back.
+            return Err(GroupError::MustRejoin);
+        }
         #[cfg(test)]
         let log = log.failing_with(&limits.fail_writes);
+        let mut log = log;
         let image = Image::open(&path.join("image"), &config)?;
         let state: Applied<S> = image.load(config.epoch)?;
+        if let Some((position, members)) = image.arrival()?
+            && position == state.position
+            && position.index > log.last()
+        {
+            log.follow_image(position, members)?;
+        }
         check_meeting(&log, &state)?;
         boot::note(path, config.durability)?;
+        let group = envelope::Group { cluster: config.cluster, epoch: config.epoch };
+        let calls = Arc::new(Calls::new(log.member(), group, Arc::clone(&transport)));
+        let image = Arc::new(Mutex::new(Some(image)));
+        let offers = Arc::new(Offers::new(path, Arc::clone(&image)));
         let (log_database, start) = (log.database(), state.position);
         let shared = Arc::new(Shared::new(config, limits, state));
         let dirty = Arc::new(Dirty::default());
         let (sender, receiver) = mpsc::sync_channel(APPLY_TURNS);
-        let driver = Driver::new(log, Arc::clone(&shared), transport, sender)?;
+        let fetcher = Fetcher::new(Arc::clone(&calls));
+        let driver = Driver::new(log, Threads::new(Arc::clone(&shared), transport, sender, fetcher))?;
         let writer = Writer { shared: Arc::clone(&shared), image, start, log: log_database, dirty: Arc::clone(&dirty) };
 
         let stop = Arc::clone(&shared);
         let running = shared.watch_running();
-        let mut group = Self { stop: Box::new(move || stop.stop()), running, threads: Vec::new() };
-        let ended = EndOnDrop(Arc::clone(&dirty));
+        let mut group =
+            Self { stop: Box::new(move || stop.stop()), running, threads: Vec::new(), answerer: Arc::default() };
+        let (ended, flushing) = (EndOnDrop(Arc::clone(&dirty)), Arc::clone(&dirty));
         group.spawn(&shared, "raft", move || {
             driver.run();
             Ok(())
@@ -89,7 +119,8 @@ impl Group {
             apply::run(&applying, &receiver, &dirty)
         })?;
         group.spawn(&shared, "image", move || writer.run())?;
-        Ok((group, Consensus::new(shared)))
+        let answerer = Arc::clone(&group.answerer);
+        Ok((group, Consensus::new(shared, calls, offers, flushing, answerer)))
     }
 
     fn spawn<S: StateMachine>(
@@ -126,6 +157,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         (self.stop)();
+        drop(self.answerer.lock().take());
         for thread in self.threads.drain(..) {
             // Its panic has failed the group already.
             let _ = thread.join();
@@ -134,9 +166,9 @@ impl Drop for Group {
 }
 
 /// Ends the image thread when the apply thread is over, however that comes.
-struct EndOnDrop(Arc<Dirty>);
+struct EndOnDrop<S>(Arc<Dirty<S>>);
 
-impl Drop for EndOnDrop {
+impl<S> Drop for EndOnDrop<S> {
     fn drop(&mut self) {
         self.0.end();
     }

@@ -1,16 +1,26 @@
 //! How callers reach the group.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tidepool_metadata::catalog::{MAX_COMMAND_BYTES, MAX_COMMAND_ITEMS};
-use tidepool_metadata::{LogIndex, LogTime};
+use tidepool_metadata::{LogIndex, LogTime, NodeId};
 use tokio::sync::{oneshot, watch};
 
+use super::calls::Calls;
+use super::core::Change as MemberChange;
+use super::envelope::Body;
+use super::image::Dirty;
 use super::inbox::Proposal;
 use super::machine::StateMachine;
+use super::member::{MemberId, Members};
 use super::shared::{GroupStatus, Shared};
+use super::snapshot::Offers;
+use super::transport::Lane;
+use super::{clock, snapshot};
 use crate::error::CatalogError;
 
 /// How long a read waits for the point from which it may be answered.
@@ -27,20 +37,46 @@ pub enum Read {
     Linearizable,
 }
 
+/// Answers the questions of other members' applications; nothing if it can't.
+pub type Answerer = Box<dyn Fn(Vec<u8>) -> Pin<Box<dyn Future<Output = Option<Vec<u8>>> + Send>> + Send + Sync>;
+
+/// First byte of an application's question.
+const APPLICATION: u8 = 1;
+const _: () = assert!(APPLICATION != snapshot::QUESTION);
+
 /// The group as its callers see it.
 pub struct Consensus<S: StateMachine> {
     shared: Arc<Shared<S>>,
+    calls: Arc<Calls>,
+    offers: Arc<Offers>,
+    dirty: Arc<Dirty<S>>,
+    answerer: AnswererSlot,
 }
+
+/// Emptied when the group ends: an answerer usually holds the group's handle.
+pub(super) type AnswererSlot = Arc<Mutex<Option<Arc<Answerer>>>>;
 
 impl<S: StateMachine> Clone for Consensus<S> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
+        Self {
+            shared: Arc::clone(&self.shared),
+            calls: Arc::clone(&self.calls),
+            offers: Arc::clone(&self.offers),
+            dirty: Arc::clone(&self.dirty),
+            answerer: Arc::clone(&self.answerer),
+        }
     }
 }
 
 impl<S: StateMachine> Consensus<S> {
-    pub(super) fn new(shared: Arc<Shared<S>>) -> Self {
-        Self { shared }
+    pub(super) fn new(
+        shared: Arc<Shared<S>>,
+        calls: Arc<Calls>,
+        offers: Arc<Offers>,
+        dirty: Arc<Dirty<S>>,
+        answerer: AnswererSlot,
+    ) -> Self {
+        Self { shared, calls, offers, dirty, answerer }
     }
 
     /// Logs the encoded `command` of so many `items`, applies it, and answers where and with what outcome.
@@ -70,48 +106,77 @@ impl<S: StateMachine> Consensus<S> {
         })
     }
 
-    /// Answers `question` from the state, on the caller's thread, under the read lock: keep it short. Cancel-safe.
+    /// Answers `question` from the state, on the caller's thread, under the read lock: keep it short. A question may be put
+    /// twice, if leadership ended meanwhile. Cancel-safe.
     ///
     /// # Errors
-    /// [`CatalogError::Lagging`] after 5 s, [`CatalogError::NotLeader`] for a linearizable read, those of a group that ended.
-    pub async fn read<A>(&self, read: Read, question: impl FnOnce(&S) -> A) -> Result<(LogIndex, A), CatalogError> {
-        if !self.serves(read)? {
-            let mut applied = self.watch_applied();
-            let wait = async {
-                while !self.serves(read)? {
-                    // The sender lives as long as `self`.
-                    let _ = applied.changed().await;
-                }
-                Ok(())
-            };
-            let in_time = tokio::time::timeout(READ_TIMEOUT, wait).await;
-            in_time.unwrap_or_else(|_elapsed| Err(self.lagging(read)))?;
+    /// [`CatalogError::Lagging`] after 5 s, those of a group that ended.
+    pub async fn read<A>(&self, read: Read, question: impl Fn(&S) -> A) -> Result<(LogIndex, A), CatalogError> {
+        self.check_alive()?;
+        if read == Read::Linearizable
+            && let Some(answer) = self.read_leading(&question)?
+        {
+            return Ok(answer);
         }
+        let wait = async {
+            let from = match read {
+                Read::Local => LogIndex(0),
+                Read::AtLeast(index) => index,
+                Read::Linearizable => self.read_index().await?,
+            };
+            let mut applied = self.watch_applied();
+            while *applied.borrow_and_update() < from {
+                self.check_alive()?;
+                // The sender lives as long as `self`.
+                let _ = applied.changed().await;
+            }
+            self.check_alive()
+        };
+        let in_time = tokio::time::timeout(READ_TIMEOUT, wait).await;
+        in_time.unwrap_or_else(|_elapsed| Err(self.lagging(read)))?;
         let state = self.shared.state.read();
         Ok((LogIndex(state.position.index), question(&state.machine)))
+    }
+
+    /// Answers at once if this voter leads, has applied what was acknowledged before it did, and nobody else can lead yet
+    /// when the answer is there.
+    fn read_leading<A>(&self, question: &impl Fn(&S) -> A) -> Result<Option<(LogIndex, A)>, CatalogError> {
+        if self.shared.is_stopping() {
+            // After a stop the next process may serve already.
+            return Err(CatalogError::ShuttingDown);
+        }
+        if !self.leads_now() {
+            return Ok(None);
+        }
+        let state = self.shared.state.read();
+        let answer = (LogIndex(state.position.index), question(&state.machine));
+        drop(state);
+        Ok(self.leads_now().then_some(answer))
+    }
+
+    fn leads_now(&self) -> bool {
+        let from = self.shared.leader_from.load(Ordering::Acquire);
+        let is_applied = from != 0 && self.applied().0 >= from;
+        is_applied
+            && match self.shared.lease_until.load(Ordering::Acquire) {
+                // Alone: nobody else can ever lead.
+                u64::MAX => true,
+                until => clock::boot_nanos() < until,
+            }
+    }
+
+    async fn read_index(&self) -> Result<LogIndex, CatalogError> {
+        let (reader, index) = oneshot::channel();
+        if let Err(error) = self.shared.inbox.read(reader) {
+            self.check_alive()?;
+            return Err(error);
+        }
+        index.await.unwrap_or_else(|_dropped| Err(self.check_alive().err().unwrap_or(CatalogError::ShuttingDown)))
     }
 
     /// Looks at what this voter has applied, without waiting, also after the group has ended. Keep it short.
     pub fn peek<A>(&self, question: impl FnOnce(&S) -> A) -> A {
         question(&self.shared.state.read().machine)
-    }
-
-    /// Whether such a read can be answered now.
-    fn serves(&self, read: Read) -> Result<bool, CatalogError> {
-        self.check_alive()?;
-        let applied = *self.shared.applied.borrow();
-        Ok(match read {
-            Read::Local => true,
-            Read::AtLeast(index) => applied >= index,
-            // In a group of one whatever is acknowledged was applied here. With more voters this is where the leader makes
-            // sure that it still leads.
-            // After a stop the next process may serve already.
-            Read::Linearizable if self.shared.is_stopping() => return Err(CatalogError::ShuttingDown),
-            Read::Linearizable => {
-                let from = self.shared.leader_from.load(Ordering::Acquire);
-                from != 0 && applied.0 >= from
-            }
-        })
     }
 
     fn lagging(&self, read: Read) -> CatalogError {
@@ -130,15 +195,93 @@ impl<S: StateMachine> Consensus<S> {
         }
     }
 
-    /// Fails unless this voter leads and has applied all that was acknowledged before it did.
+    /// Whether this voter leads, and has applied all that was acknowledged before it did.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        !self.shared.is_stopping() && self.shared.failure().is_none() && self.leads_now()
+    }
+
+    /// Takes a message of another member, which came over a connection that proved to be of this cluster. Never waits.
+    /// Needs a tokio runtime.
+    pub fn receive(&self, lane: Lane, message: Vec<u8>) {
+        match self.calls.read(&message) {
+            None => self.shared.inbox.receive(message),
+            Some((_, Body::Answer { ticket, answer })) => self.calls.answered(ticket, answer),
+            Some((from, Body::Ask { ticket, question })) => self.asked(from, lane, ticket, question),
+            Some(_) => {}
+        }
+    }
+
+    fn asked(&self, from: MemberId, lane: Lane, ticket: u64, mut question: Vec<u8>) {
+        match question.first() {
+            Some(&snapshot::QUESTION) => {
+                let (shared, calls, offers) =
+                    (Arc::clone(&self.shared), Arc::clone(&self.calls), Arc::clone(&self.offers));
+                tokio::task::spawn_blocking(move || {
+                    let answer = offers.answer(&question[1..], || shared.members());
+                    calls.answer(from, lane, ticket, answer);
+                });
+            }
+            Some(&APPLICATION) => {
+                let Some(answerer) = self.answerer.lock().clone() else { return };
+                let (answer, calls) = (answerer(question.split_off(1)), Arc::clone(&self.calls));
+                tokio::spawn(async move { calls.answer(from, lane, ticket, answer.await.unwrap_or_default()) });
+            }
+            _ => {}
+        }
+    }
+
+    /// Answers other members' questions with `answerer`, until the group is dropped.
+    pub fn answer_with(&self, answerer: Answerer) {
+        *self.answerer.lock() = Some(Arc::new(answerer));
+    }
+
+    /// Asks the leader's application. Cancel-safe for the caller; what was asked may be done all the same.
     ///
     /// # Errors
-    /// [`CatalogError::NotLeader`], those of a group that ended.
-    pub fn check_leader(&self) -> Result<(), CatalogError> {
-        if self.serves(Read::Linearizable)? {
-            return Ok(());
+    /// [`CatalogError::NotLeader`] if nobody leads, or this voter does; [`CatalogError::OutcomeUnknown`] if no answer came
+    /// `within` that time; those of a group that ended.
+    pub async fn ask_leader(&self, question: &[u8], within: Duration) -> Result<Vec<u8>, CatalogError> {
+        self.check_alive()?;
+        let leader = self.shared.leader().filter(|leader| leader.node() != self.shared.config.node);
+        let Some(leader) = leader else { return Err(CatalogError::NotLeader { leader: None }) };
+        let mut message = vec![APPLICATION];
+        message.extend_from_slice(question);
+        self.calls.ask(leader, message, within).await.ok_or(CatalogError::OutcomeUnknown)
+    }
+
+    /// Changes the group's members, or who leads; answers the members afterwards. This voter must lead.
+    ///
+    /// # Errors
+    /// [`CatalogError::NotLeader`], [`CatalogError::MembersChanging`], [`CatalogError::NotCaughtUp`],
+    /// [`CatalogError::NoSuchMember`]; [`CatalogError::OutcomeUnknown`] if leadership was lost meanwhile.
+    pub async fn change_members(&self, change: MemberChange) -> Result<Members, CatalogError> {
+        self.check_alive()?;
+        let (changer, outcome) = oneshot::channel();
+        self.shared.inbox.change(change, changer)?;
+        outcome.await.unwrap_or(Err(CatalogError::OutcomeUnknown))
+    }
+
+    /// Writes the image of all that is applied to disk, after which the log before it is dropped; answers up to where.
+    ///
+    /// # Errors
+    /// Those of a group that ended.
+    pub async fn flush_image(&self) -> Result<LogIndex, CatalogError> {
+        self.check_alive()?;
+        let (done, flushed) = oneshot::channel();
+        self.dirty.flush(done);
+        let mut running = self.shared.watch_running();
+        tokio::select! {
+            flushed = flushed => flushed.map_err(|_| CatalogError::ShuttingDown),
+            // The sender lives as long as `self`; without threads nobody answers.
+            _ = running.wait_for(|&threads| threads == 0) => Err(CatalogError::ShuttingDown),
         }
-        Err(CatalogError::NotLeader { leader: self.status().leader })
+    }
+
+    /// What stands for `node` in the group.
+    #[must_use]
+    pub fn member_of(&self, node: NodeId) -> Option<MemberId> {
+        self.shared.member_of(node)
     }
 
     /// The time with which a leader would stamp an entry now. Never goes back.

@@ -1,19 +1,31 @@
-//! What waits for the Raft thread: proposals, and news from the other threads.
+//! What waits for the Raft thread: proposals, reads, messages, and news from the other threads.
 //!
-//! Bounded by commands and bytes; when full, proposals are refused at once. A proposal whose caller went away before it was
-//! taken is dropped: it was never logged.
+//! Bounded by number and bytes; when full, proposals and reads are refused at once and messages are dropped, as a network
+//! might. A proposal whose caller went away before it was taken is dropped: it was never logged.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
-use tidepool_metadata::{LogIndex, NodeId};
+use tidepool_metadata::LogIndex;
 use tokio::sync::oneshot;
 
 use super::config::GroupLimits;
+use super::core::Change;
+use super::log::Position;
+use super::member::Members;
 use crate::error::CatalogError;
+
+/// Messages of other members that wait, and their bytes: some round trips' worth.
+const MESSAGES: usize = 4096;
+const MESSAGE_BYTES: usize = 64 << 20;
 
 /// The answer to a proposal: where it was applied, and what came out.
 pub(super) type Reply<O> = oneshot::Sender<Result<(LogIndex, O), CatalogError>>;
+/// From which index a read may be answered.
+pub(super) type Reader = oneshot::Sender<Result<LogIndex, CatalogError>>;
+/// How a change of members ended.
+pub(super) type Changer = oneshot::Sender<Result<Members, CatalogError>>;
 
 /// One command that waits to be logged.
 pub(super) struct Proposal<O> {
@@ -22,20 +34,14 @@ pub(super) struct Proposal<O> {
     pub(super) reply: Reply<O>,
 }
 
-/// Whether proposals are taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gate {
-    /// Taken, and logged as soon as this voter leads: at the start, and while it does.
-    Open,
-    /// Another voter leads, or none.
-    NotLeader(Option<NodeId>),
-    /// The group stops.
-    Closed,
-}
-
 /// What the Raft thread got.
 pub(super) struct Input<O> {
     pub(super) proposals: Vec<Proposal<O>>,
+    pub(super) messages: Vec<Vec<u8>>,
+    pub(super) reads: Vec<Reader>,
+    pub(super) changes: Vec<(Change, Changer)>,
+    /// A fetch of a snapshot has ended.
+    pub(super) fetched: Option<Option<(Position, Members)>>,
     /// The image is flushed up to here.
     pub(super) flushed: Option<LogIndex>,
     pub(super) stop: bool,
@@ -49,19 +55,42 @@ pub(super) struct Inbox<O> {
 }
 
 struct State<O> {
-    gate: Gate,
+    closed: bool,
     queue: VecDeque<Proposal<O>>,
     bytes: usize,
+    messages: Vec<Vec<u8>>,
+    message_bytes: usize,
+    reads: Vec<Reader>,
+    changes: Vec<(Change, Changer)>,
+    fetched: Option<Option<(Position, Members)>>,
     flushed: Option<LogIndex>,
     stop: bool,
     /// The Raft thread waits for room, not for work.
     wants_room: bool,
 }
 
+impl<O> State<O> {
+    fn has_news(&self) -> bool {
+        let quiet = self.messages.is_empty() && self.reads.is_empty() && self.changes.is_empty();
+        !quiet || self.stop || self.flushed.is_some() || self.fetched.is_some()
+    }
+}
+
 impl<O> Inbox<O> {
     pub(super) fn new(limits: &GroupLimits) -> Self {
-        let state =
-            State { gate: Gate::Open, queue: VecDeque::new(), bytes: 0, flushed: None, stop: false, wants_room: false };
+        let state = State {
+            closed: false,
+            queue: VecDeque::new(),
+            bytes: 0,
+            messages: Vec::new(),
+            message_bytes: 0,
+            reads: Vec::new(),
+            changes: Vec::new(),
+            fetched: None,
+            flushed: None,
+            stop: false,
+            wants_room: false,
+        };
         Self {
             state: Mutex::new(state),
             wake: Condvar::new(),
@@ -73,10 +102,8 @@ impl<O> Inbox<O> {
     /// Never waits.
     pub(super) fn push(&self, proposal: Proposal<O>) -> Result<(), CatalogError> {
         let mut state = self.state.lock();
-        match state.gate {
-            Gate::Open => {}
-            Gate::NotLeader(leader) => return Err(CatalogError::NotLeader { leader }),
-            Gate::Closed => return Err(CatalogError::ShuttingDown),
+        if state.closed {
+            return Err(CatalogError::ShuttingDown);
         }
         let length = proposal.command.len();
         if state.queue.len() >= self.commands_maximum || state.bytes + length > self.bytes_maximum {
@@ -89,18 +116,70 @@ impl<O> Inbox<O> {
         Ok(())
     }
 
-    /// Waits for something to do, and takes at most about `room` bytes of proposals; as long as it answers 0 none are taken.
+    /// Asks for the index from which a read may be answered. Never waits.
+    pub(super) fn read(&self, reader: Reader) -> Result<(), CatalogError> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(CatalogError::ShuttingDown);
+        }
+        if state.reads.len() >= self.commands_maximum {
+            return Err(CatalogError::Overloaded { commands: state.reads.len(), bytes: 0 });
+        }
+        state.reads.push(reader);
+        drop(state);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// A message of another member; dropped if too many wait.
+    pub(super) fn receive(&self, message: Vec<u8>) {
+        let mut state = self.state.lock();
+        if state.closed || state.messages.len() >= MESSAGES || state.message_bytes + message.len() > MESSAGE_BYTES {
+            return;
+        }
+        state.message_bytes += message.len();
+        state.messages.push(message);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    pub(super) fn change(&self, change: Change, changer: Changer) -> Result<(), CatalogError> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(CatalogError::ShuttingDown);
+        }
+        state.changes.push((change, changer));
+        drop(state);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// Says how a fetch of a snapshot ended.
+    pub(super) fn fetched(&self, found: Option<(Position, Members)>) {
+        self.state.lock().fetched = Some(found);
+        self.wake.notify_one();
+    }
+
+    /// Waits for something to do or until `deadline`, and takes at most about `room` bytes of proposals; as long as it
+    /// answers 0 none are taken.
     ///
     /// `room` is asked under the lock that [`Inbox::made_room`] takes: room that comes after the answer wakes the wait.
-    pub(super) fn take(&self, room: impl Fn() -> usize) -> Input<O> {
+    pub(super) fn take(&self, room: impl Fn() -> usize, deadline: Option<Instant>) -> Input<O> {
         let mut state = self.state.lock();
         let room_bytes = loop {
             let room_bytes = room();
-            if state.stop || state.flushed.is_some() || room_bytes > 0 && !state.queue.is_empty() {
+            if state.has_news() || room_bytes > 0 && !state.queue.is_empty() {
                 break room_bytes;
             }
             state.wants_room = room_bytes == 0;
-            self.wake.wait(&mut state);
+            match deadline {
+                None => self.wake.wait(&mut state),
+                Some(deadline) => {
+                    if self.wake.wait_until(&mut state, deadline).timed_out() {
+                        break room();
+                    }
+                }
+            }
         };
         state.wants_room = false;
         let (mut proposals, mut taken) = (Vec::new(), 0);
@@ -114,7 +193,16 @@ impl<O> Inbox<O> {
             }
         }
         state.bytes = if state.queue.is_empty() { 0 } else { state.bytes - taken };
-        Input { proposals, flushed: state.flushed.take(), stop: state.stop }
+        state.message_bytes = 0;
+        Input {
+            proposals,
+            messages: std::mem::take(&mut state.messages),
+            reads: std::mem::take(&mut state.reads),
+            changes: std::mem::take(&mut state.changes),
+            fetched: state.fetched.take(),
+            flushed: state.flushed.take(),
+            stop: state.stop,
+        }
     }
 
     /// Says that entries were applied, after that shows in what `room` looks at.
@@ -130,39 +218,27 @@ impl<O> Inbox<O> {
         self.wake.notify_one();
     }
 
-    pub(super) fn set_gate(&self, gate: Gate) {
-        let mut state = self.state.lock();
-        if state.gate != Gate::Closed {
-            state.gate = gate;
-        }
-        if let Gate::NotLeader(leader) = gate {
-            let refused = std::mem::take(&mut state.queue);
-            state.bytes = 0;
-            drop(state);
-            refuse(refused, &CatalogError::NotLeader { leader });
-        }
-    }
-
     /// Takes nothing more, refuses what waits, and ends the Raft thread.
     pub(super) fn close(&self, error: &CatalogError) {
         let mut state = self.state.lock();
-        state.gate = Gate::Closed;
-        state.stop = true;
-        state.bytes = 0;
+        (state.closed, state.stop, state.bytes) = (true, true, 0);
         let refused = std::mem::take(&mut state.queue);
+        let (reads, changes) = (std::mem::take(&mut state.reads), std::mem::take(&mut state.changes));
         drop(state);
         self.wake.notify_all();
-        refuse(refused, error);
+        // Callers may have gone away; then nobody needs to know.
+        for proposal in refused {
+            let _ = proposal.reply.send(Err(error.clone()));
+        }
+        for reader in reads {
+            let _ = reader.send(Err(error.clone()));
+        }
+        for (_, changer) in changes {
+            let _ = changer.send(Err(error.clone()));
+        }
     }
 
     pub(super) fn waiting(&self) -> usize {
         self.state.lock().queue.len()
-    }
-}
-
-fn refuse<O>(proposals: VecDeque<Proposal<O>>, error: &CatalogError) {
-    for proposal in proposals {
-        // The caller may have gone away; then nobody needs to know.
-        let _ = proposal.reply.send(Err(error.clone()));
     }
 }

@@ -6,7 +6,9 @@
 //! |---|---|
 //! | `i` | identity: version 2, cluster (8 bytes), node (4 bytes), epoch (4 bytes) |
 //! | `h` | Raft's hard state (term, vote, commit), protobuf |
-//! | `v` | Raft's configuration (voters), protobuf |
+//! | `m` | the members, and as of which index ([`super::Members`]) |
+//! | `v` | the only voter, protobuf, as versions before `m` wrote it |
+//! | `l` | the life in which this node began the log, 4 bytes little-endian; missing: 0 |
 //! | `c` | what was compacted: index and term, 8 bytes each, little-endian |
 //! | `e` and the index, 8 bytes big-endian | the entry, protobuf |
 //!
@@ -25,18 +27,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use protobuf::Message;
-use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
+use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 use rocksdb::{DB, DBRecoveryMode, IteratorMode, Options, WriteBatch, WriteOptions};
 use tidepool_metadata::LogIndex;
 
-use super::config::{Durability, GroupConfig};
+use super::config::{Durability, Formation, GroupConfig};
+use super::member::{MemberId, Members};
 use super::{database, identity};
 use crate::error::GroupError;
 
 const IDENTITY: &[u8] = b"i";
 const HARD_STATE: &[u8] = b"h";
-const VOTERS: &[u8] = b"v";
+const MEMBERS: &[u8] = b"m";
+const ONLY_VOTER: &[u8] = b"v";
+const LIFE: &[u8] = b"l";
 const COMPACTED: &[u8] = b"c";
 
 /// Entries kept in memory, because Raft reads each again when it is committed and when it is sent.
@@ -44,9 +49,60 @@ const CACHE_BYTES: usize = 16 << 20;
 
 /// Index and term of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Position {
-    pub(super) index: u64,
-    pub(super) term: u64,
+pub struct Position {
+    /// Its index.
+    pub index: u64,
+    /// Its term.
+    pub term: u64,
+}
+
+/// Where a voter keeps entries, term and vote, and who the members are: a disk of its own, or a simulated one.
+///
+/// Whoever drives it stops at the first error and never uses it again: what the disk holds is unknown then.
+pub trait LogStore: Storage {
+    /// Who this voter is, by the log that it has.
+    fn member(&self) -> MemberId;
+
+    /// The members as of the last change that was applied.
+    fn members(&self) -> &Members;
+
+    /// What was compacted.
+    fn compacted(&self) -> Position;
+
+    /// Index of the last entry.
+    fn last(&self) -> u64;
+
+    /// Appends entries, replacing those from the first one's index on, and the hard state, if there is a new one.
+    /// On return they are durable as the voter's durability says; term and vote always.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn append(&mut self, entries: Vec<Entry>, hard_state: Option<HardState>, must_sync: bool)
+    -> Result<(), GroupError>;
+
+    /// Notes how far is committed; need not be durable before the next append.
+    fn set_commit(&mut self, commit: u64);
+
+    /// Notes the members; durable before the next append is.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn set_members(&mut self, members: Members) -> Result<(), GroupError>;
+
+    /// Drops the entries up to `through`, whose effects are durable elsewhere.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn compact(&mut self, through: u64) -> Result<(), GroupError>;
+
+    /// Drops all entries: what is before `position` came as a snapshot, which is durable. So is this on return.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn install(&mut self, position: Position, members: Members) -> Result<(), GroupError>;
+
+    /// The position of the snapshot that a follower far behind is to take.
+    fn offer(&self) -> Position;
 }
 
 impl Position {
@@ -63,7 +119,10 @@ pub(super) struct Log {
     database: Arc<DB>,
     durability: Durability,
     hard_state: HardState,
-    voters: ConfState,
+    member: MemberId,
+    members: Members,
+    /// Where the image was flushed last: what a snapshot has at least.
+    flushed: u64,
     compacted: Position,
     last: u64,
     /// Where each term starts, in order, of the entries behind `compacted`.
@@ -93,7 +152,7 @@ fn options(lost_page_cache: bool) -> Options {
 }
 
 impl Log {
-    /// Opens the log in `path`, or begins one of a group whose only voter is this node.
+    /// Opens the log in `path`, or begins one: of a group whose only voter is this node, or of a member that joins.
     ///
     /// After a loss of the page cache ([`super::boot`]) everything behind the first damage is given up.
     pub(super) fn open(path: &Path, config: &GroupConfig, lost_page_cache: bool) -> Result<Self, GroupError> {
@@ -106,7 +165,9 @@ impl Log {
             database: Arc::new(database),
             durability: config.durability,
             hard_state: HardState::default(),
-            voters: ConfState::default(),
+            member: MemberId::new(config.node, 0),
+            members: Members::default(),
+            flushed: 0,
             compacted: Position::default(),
             last: 0,
             terms: Vec::new(),
@@ -118,7 +179,7 @@ impl Log {
         match log.read(IDENTITY)? {
             Some(found) => {
                 identity::check("the log", &found, config)?;
-                log.load()?;
+                log.load(config)?;
             }
             None => log.form(config)?,
         }
@@ -134,10 +195,17 @@ impl Log {
         if self.database.iterator(IteratorMode::Start).next().is_some() {
             return Err(GroupError::CorruptLog { index: LogIndex(0), problem: "it says not whose it is" });
         }
-        self.voters.set_voters(vec![u64::from(config.node.0)]);
         let mut batch = WriteBatch::default();
+        match &config.formation {
+            Formation::Found => self.members = Members::alone(self.member),
+            Formation::Join { life, members } => {
+                self.member = MemberId::new(config.node, *life);
+                self.members = members.clone();
+                batch.put(LIFE, life.to_le_bytes());
+            }
+        }
         batch.put(IDENTITY, identity::encode(config));
-        batch.put(VOTERS, encode(&self.voters));
+        batch.put(MEMBERS, self.members.encode());
         // As if everything before had been compacted.
         self.compacted = config.epoch.start();
         self.last = self.compacted.index;
@@ -147,9 +215,16 @@ impl Log {
         self.write(batch, true)
     }
 
-    fn load(&mut self) -> Result<(), GroupError> {
+    fn load(&mut self, config: &GroupConfig) -> Result<(), GroupError> {
         self.hard_state = self.read_message(HARD_STATE)?;
-        self.voters = self.read_message(VOTERS)?;
+        if let Some(life) = self.read(LIFE)? {
+            let life = <[u8; 4]>::try_from(life).map_err(|_| corrupt(0, "the life has a wrong length"))?;
+            self.member = MemberId::new(config.node, u32::from_le_bytes(life));
+        }
+        self.members = match self.read(MEMBERS)? {
+            Some(bytes) => Members::decode(&bytes).ok_or(corrupt(0, "the members can't be read"))?,
+            None => Members { index: 0, state: self.read_message(ONLY_VOTER)? },
+        };
         if let Some(bytes) = self.read(COMPACTED)? {
             let bytes =
                 <[u8; 16]>::try_from(bytes).map_err(|_| corrupt(0, "the compacted position has a wrong length"))?;
@@ -206,9 +281,35 @@ impl Log {
         }
     }
 
-    /// Appends entries, replacing those from the first one's index on, and the hard state, if there is a new one.
-    /// On return they are durable. After an error the log must not be used any more.
-    pub(super) fn append(
+    /// Where this voter's image is flushed: a snapshot has that much.
+    pub(super) fn set_flushed(&mut self, index: u64) {
+        self.flushed = self.flushed.max(index);
+    }
+
+    /// Drops everything and goes on behind an image that was put in place by a snapshot when the process died.
+    pub(super) fn follow_image(&mut self, position: Position, members: Members) -> Result<(), GroupError> {
+        self.install(position, members)
+    }
+}
+
+impl LogStore for Log {
+    fn member(&self) -> MemberId {
+        self.member
+    }
+
+    fn members(&self) -> &Members {
+        &self.members
+    }
+
+    fn compacted(&self) -> Position {
+        self.compacted
+    }
+
+    fn last(&self) -> u64 {
+        self.last
+    }
+
+    fn append(
         &mut self,
         entries: Vec<Entry>,
         hard_state: Option<HardState>,
@@ -238,23 +339,22 @@ impl Log {
         Ok(())
     }
 
-    fn truncate(&mut self, kept: u64) {
-        self.last = kept;
-        self.terms.retain(|start| start.index <= kept);
-        while self.cache.back().is_some_and(|entry| entry.index > kept) {
-            self.cache_bytes -= self.cache.pop_back().map_or(0, |entry| entry.data.len());
-        }
-    }
-
-    /// Notes how far is committed. Written with the next batch only: Raft finds it out again, and a start compares it
-    /// with what it finds.
-    pub(super) fn set_commit(&mut self, commit: u64) {
+    /// Written with the next batch only: Raft finds it out again, and a start compares it with what it finds.
+    fn set_commit(&mut self, commit: u64) {
         assert!(commit <= self.last, "commit index {commit} behind the last entry {}", self.last);
         self.hard_state.commit = self.hard_state.commit.max(commit);
     }
 
-    /// Drops the entries up to `through`, whose effects are in the flushed image.
-    pub(super) fn compact(&mut self, through: u64) -> Result<(), GroupError> {
+    fn set_members(&mut self, members: Members) -> Result<(), GroupError> {
+        let mut batch = WriteBatch::default();
+        batch.put(MEMBERS, members.encode());
+        // One log of writes: whatever is synced later syncs this too.
+        self.write(batch, false)?;
+        self.members = members;
+        Ok(())
+    }
+
+    fn compact(&mut self, through: u64) -> Result<(), GroupError> {
         if through <= self.compacted.index {
             return Ok(());
         }
@@ -279,6 +379,41 @@ impl Log {
         Ok(())
     }
 
+    fn install(&mut self, position: Position, members: Members) -> Result<(), GroupError> {
+        let mut batch = WriteBatch::default();
+        batch.delete_range(entry_key(0), entry_key(u64::MAX));
+        batch.put(COMPACTED, position.encode());
+        batch.put(MEMBERS, members.encode());
+        let mut hard_state = self.hard_state.clone();
+        hard_state.commit = position.index;
+        if hard_state.term < position.term {
+            (hard_state.term, hard_state.vote) = (position.term, 0);
+        }
+        batch.put(HARD_STATE, encode(&hard_state));
+        self.write(batch, true)?;
+        (self.compacted, self.last, self.members, self.hard_state) = (position, position.index, members, hard_state);
+        self.terms.clear();
+        self.cache.clear();
+        self.cache_bytes = 0;
+        self.flushed = position.index;
+        Ok(())
+    }
+
+    fn offer(&self) -> Position {
+        let index = self.flushed.max(self.compacted.index);
+        Position { index, term: self.term_of(index).unwrap_or(self.compacted.term) }
+    }
+}
+
+impl Log {
+    fn truncate(&mut self, kept: u64) {
+        self.last = kept;
+        self.terms.retain(|start| start.index <= kept);
+        while self.cache.back().is_some_and(|entry| entry.index > kept) {
+            self.cache_bytes -= self.cache.pop_back().map_or(0, |entry| entry.data.len());
+        }
+    }
+
     fn term_of(&self, index: u64) -> Option<u64> {
         if index == self.compacted.index {
             return Some(self.compacted.term);
@@ -287,18 +422,6 @@ impl Log {
             return None;
         }
         self.terms.iter().rfind(|start| start.index <= index).map(|start| start.term)
-    }
-
-    pub(super) fn compacted(&self) -> Position {
-        self.compacted
-    }
-
-    pub(super) fn last(&self) -> u64 {
-        self.last
-    }
-
-    pub(super) fn voters(&self) -> &[u64] {
-        self.voters.get_voters()
     }
 
     /// What the image's thread syncs before it flushes, so that the image is never ahead of the log.
@@ -338,7 +461,7 @@ fn encode(message: &impl Message) -> Vec<u8> {
 
 impl Storage for Log {
     fn initial_state(&self) -> raft::Result<RaftState> {
-        Ok(RaftState::new(self.hard_state.clone(), self.voters.clone()))
+        Ok(RaftState::new(self.hard_state.clone(), self.members.state.clone()))
     }
 
     fn entries(
@@ -379,9 +502,18 @@ impl Storage for Log {
         Ok(self.last)
     }
 
-    fn snapshot(&self, _request_index: u64, _to: u64) -> raft::Result<Snapshot> {
-        // Asked for only to catch up another voter, and there is none yet.
-        Err(StorageError::SnapshotTemporarilyUnavailable.into())
+    /// Only a handle: the follower fetches the rows itself.
+    fn snapshot(&self, request_index: u64, _to: u64) -> raft::Result<Snapshot> {
+        let position = self.offer();
+        if position.index < request_index {
+            return Err(StorageError::SnapshotTemporarilyUnavailable.into());
+        }
+        let mut snapshot = Snapshot::default();
+        snapshot.mut_metadata().index = position.index;
+        snapshot.mut_metadata().term = position.term;
+        snapshot.mut_metadata().set_conf_state(self.members.state.clone());
+        snapshot.data = self.members.encode().into();
+        Ok(snapshot)
     }
 }
 

@@ -18,15 +18,19 @@
 //! [`GroupError`](crate::GroupError); it serves nothing from there on, and no failed write is repeated. Crash: a start
 //! loads the image and replays the log behind it.
 //!
-//! Not yet: more than one voter. [`Transport`] is where its messages leave; `receive` and membership come with it.
+//! What decides is [`Core`], which knows no thread, clock or socket; [`Group`] runs one on threads, over a RocksDB and
+//! a [`Transport`]. A simulation runs several under one seed instead: see `docs/src/consensus.md`.
 
 mod apply;
 mod boot;
+mod calls;
 mod clock;
 mod config;
+mod core;
 mod database;
 mod driver;
 mod entry;
+mod envelope;
 mod group;
 mod handle;
 mod identity;
@@ -34,16 +38,21 @@ mod image;
 mod inbox;
 mod log;
 mod machine;
+mod member;
 mod shared;
+mod snapshot;
 mod transport;
 
-pub use config::{Durability, GroupConfig, GroupLimits};
+pub use self::core::{Change as MemberChange, Commands, Committed, Core, CoreConfig, Host, Now, Peer, TICK, View};
+pub use config::{Durability, Formation, GroupConfig, GroupLimits};
 pub use group::Group;
-pub use handle::{Consensus, Read};
+pub use handle::{Answerer, Consensus, Read};
 pub use identity::{ClusterEpoch, ClusterId};
+pub use log::{LogStore, Position};
 pub use machine::{Change, StateMachine};
+pub use member::{MemberId, Members};
 pub use shared::{GroupStatus, Role};
-pub use transport::{NoTransport, Transport};
+pub use transport::{Lane, NoTransport, Transport};
 
 #[cfg(test)]
 mod tests;

@@ -2,22 +2,30 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tidepool_metadata::{LogIndex, LogTime, NodeId, Term};
 use tokio::sync::watch;
 
 use super::ClusterId;
-use super::clock::LogClock;
+use super::clock::{self, LogClock};
 use super::config::{GroupConfig, GroupLimits};
+use super::core::{Peer, View};
 use super::inbox::Inbox;
 use super::log::Position;
 use super::machine::StateMachine;
+use super::member::{MemberId, Members};
 use crate::error::{CatalogError, GroupError};
+
+/// How lately a follower must have heard from its leader to count as in contact: the shortest election timeout.
+const CONTACT: Duration = Duration::from_millis(200);
 
 /// What a voter does in the group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
+    /// Takes entries from the leader, without a vote.
+    Learner,
     /// Takes entries from the leader.
     #[default]
     Follower,
@@ -32,6 +40,7 @@ impl Role {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Learner => "learner",
             Self::Follower => "follower",
             Self::Candidate => "candidate",
             Self::Leader => "leader",
@@ -54,6 +63,14 @@ pub struct GroupStatus {
     pub leader: Option<NodeId>,
     /// All voters.
     pub voters: Vec<NodeId>,
+    /// All learners.
+    pub learners: Vec<NodeId>,
+    /// Voters and learners, by the logs that they have.
+    pub members: Members,
+    /// A quorum follows this leader, or the leader was heard from within an election timeout.
+    pub in_contact: bool,
+    /// The other members: how long ago each was heard from (`None`: never), and, from the leader, up to where its log agrees.
+    pub peers: Vec<(NodeId, Option<Duration>, LogIndex)>,
     /// Last entry known to be committed.
     pub commit: LogIndex,
     /// Last entry whose effects reads see.
@@ -82,18 +99,6 @@ pub(super) struct Applied<S> {
     pub(super) bytes: u64,
 }
 
-/// The part of the status that the Raft thread knows.
-#[derive(Clone, Debug, Default)]
-pub(super) struct RaftView {
-    pub(super) role: Role,
-    pub(super) term: u64,
-    pub(super) leader: u64,
-    pub(super) voters: Vec<u64>,
-    pub(super) commit: u64,
-    pub(super) log_first: u64,
-    pub(super) log_last: u64,
-}
-
 pub(super) struct Shared<S: StateMachine> {
     pub(super) config: GroupConfig,
     pub(super) limits: GroupLimits,
@@ -108,8 +113,10 @@ pub(super) struct Shared<S: StateMachine> {
     /// While this voter leads: index of the first entry of its term. Once that is applied, so is all that was
     /// acknowledged before. 0: it does not lead.
     pub(super) leader_from: AtomicU64,
+    /// Until when (`CLOCK_BOOTTIME`) this voter certainly leads.
+    pub(super) lease_until: AtomicU64,
     pub(super) clock: LogClock,
-    pub(super) raft: Mutex<RaftView>,
+    raft: Mutex<View>,
     stopping: AtomicBool,
     failure: OnceLock<Arc<GroupError>>,
     /// Threads that still run.
@@ -128,6 +135,7 @@ impl<S: StateMachine> Shared<S> {
             flushed: AtomicU64::new(index),
             flushed_bytes: AtomicU64::new(0),
             leader_from: AtomicU64::new(0),
+            lease_until: AtomicU64::new(0),
             clock,
             raft: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -165,6 +173,32 @@ impl<S: StateMachine> Shared<S> {
         self.stopping.load(Ordering::Acquire)
     }
 
+    /// What the Raft thread knows now. Leadership ends here before anybody else can have it.
+    pub(super) fn report(&self, view: View) {
+        self.lease_until.store(view.lease_until, Ordering::Release);
+        self.leader_from.store(view.leader_from, Ordering::Release);
+        *self.raft.lock() = view;
+    }
+
+    /// Entries up to here are committed.
+    pub(super) fn committed(&self, index: u64) {
+        let mut view = self.raft.lock();
+        view.commit = view.commit.max(index);
+        view.log_last = view.log_last.max(index);
+    }
+
+    pub(super) fn member_of(&self, node: NodeId) -> Option<MemberId> {
+        self.raft.lock().members.of(node)
+    }
+
+    pub(super) fn leader(&self) -> Option<MemberId> {
+        self.raft.lock().leader
+    }
+
+    pub(super) fn members(&self) -> Members {
+        self.raft.lock().members.clone()
+    }
+
     fn wake_readers(&self) {
         self.applied.send_modify(|_| ());
     }
@@ -179,14 +213,27 @@ impl<S: StateMachine> Shared<S> {
         let flushed_bytes = self.flushed_bytes.load(Ordering::Acquire);
         let applied = *self.applied.borrow();
         let raft = self.raft.lock().clone();
-        let node = |id: u64| u32::try_from(id).ok().filter(|&id| id != 0).map(NodeId);
+        let now = clock::boot_nanos();
+        let nodes = |members: Vec<MemberId>| members.into_iter().map(MemberId::node).collect::<Vec<_>>();
+        let age = |heard: u64| (heard > 0).then(|| Duration::from_nanos(now.saturating_sub(heard)));
+        let is_recent =
+            |peer: &Peer| Some(peer.member) == raft.leader && age(peer.heard).is_some_and(|age| age < CONTACT);
+        let in_contact = raft.lease_until > now || raft.peers.iter().any(is_recent);
         GroupStatus {
             cluster: self.config.cluster,
             node: self.config.node,
             role: raft.role,
             term: Term(raft.term),
-            leader: node(raft.leader),
-            voters: raft.voters.iter().filter_map(|&id| node(id)).collect(),
+            leader: raft.leader.map(MemberId::node),
+            voters: nodes(raft.members.voters()),
+            learners: nodes(raft.members.learners()),
+            in_contact,
+            peers: raft
+                .peers
+                .iter()
+                .map(|peer| (peer.member.node(), age(peer.heard), LogIndex(peer.matched)))
+                .collect(),
+            members: raft.members,
             commit: LogIndex(raft.commit),
             applied,
             log_first: LogIndex(raft.log_first),

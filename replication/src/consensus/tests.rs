@@ -15,6 +15,8 @@ use crate::error::{CatalogError, GroupError};
 mod crash;
 mod damage;
 mod limits;
+mod members;
+mod network;
 
 /// Counts per name; a command is a name, with a few that misbehave.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -80,13 +82,7 @@ impl StateMachine for Counter {
 }
 
 pub(super) fn config(folder: &Path) -> GroupConfig {
-    GroupConfig {
-        folder: folder.into(),
-        cluster: ClusterId(7),
-        epoch: ClusterEpoch::default(),
-        node: NodeId(3),
-        durability: Durability::Fsync,
-    }
+    GroupConfig::new(folder.into(), ClusterId(7), NodeId(3))
 }
 
 /// Writes and flushes the image as often as may be.

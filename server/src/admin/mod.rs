@@ -1,5 +1,6 @@
 //! Admin HTTP: JSON of what operators ask, metrics, health, and a page for people.
 
+mod cluster;
 mod metrics;
 pub mod report;
 mod rows;
@@ -73,6 +74,13 @@ impl AdminApi {
             .route("/v1/recovery", get(recovery))
             .route("/v1/objects", get(object))
             .route("/v1/info", get(info))
+            .route("/v1/raft", get(cluster::raft))
+            .route("/v1/raft/remove", post(cluster::remove))
+            .route("/v1/raft/promote", post(cluster::promote))
+            .route("/v1/raft/transfer-leader", post(cluster::transfer))
+            .route("/v1/raft/snapshot", post(cluster::snapshot))
+            .route("/v1/nodes", get(cluster::nodes))
+            .route("/v1/leases", get(cluster::leases))
             .route("/v1/nvme/attach", post(attach))
             .route("/v1/nvme/detach", post(detach))
             .route("/metrics", get(prometheus))

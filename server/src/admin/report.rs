@@ -132,3 +132,96 @@ pub struct NvmeReport {
     /// Records found and taken over.
     pub records: u64,
 }
+
+/// `GET /v1/raft`, and the answer to every change of the group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RaftReport {
+    /// Which cluster.
+    pub cluster: String,
+    /// Which node answers.
+    pub node: String,
+    /// `leader`, `follower`, `candidate`, `learner`.
+    pub role: String,
+    /// In which term.
+    pub term: u64,
+    /// Who leads, as far as this node knows.
+    pub leader: Option<String>,
+    /// A quorum follows it, or it hears its leader.
+    pub in_contact: bool,
+    /// A change of members is under way.
+    pub changing: bool,
+    /// Last entry known to be committed.
+    pub commit: u64,
+    /// Last entry applied here.
+    pub applied: u64,
+    /// First entry of the log.
+    pub log_first: u64,
+    /// Last entry of the log.
+    pub log_last: u64,
+    /// The image on disk has all entries up to here.
+    pub image: u64,
+    /// Why the group serves nothing any more.
+    pub failure: Option<String>,
+    /// Voters, then learners.
+    pub members: Vec<MemberRow>,
+}
+
+/// One member of the group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemberRow {
+    /// Its node.
+    pub node: String,
+    /// `voter` or `learner`.
+    pub kind: String,
+    /// Whether it leads.
+    pub leads: bool,
+    /// Whether it is the one that answers.
+    pub here: bool,
+    /// How long ago it was heard from, in milliseconds.
+    pub silent_ms: Option<u64>,
+    /// Up to where its log agrees, as the leader knows.
+    pub matched: Option<u64>,
+}
+
+/// `GET /v1/nodes`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodesReport {
+    /// By number.
+    pub nodes: Vec<NodeRow>,
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeRow {
+    /// Its number.
+    pub node: String,
+    /// Its life.
+    pub incarnation: u32,
+    /// `up`, `suspect` (only the leader says so), `draining`, `absent`.
+    pub state: String,
+    /// It has returned and not yet said all that it has.
+    pub announcing: bool,
+    /// `voter`, `learner`, `none`.
+    pub vote: String,
+    /// Its gRPC.
+    pub grpc: String,
+    /// Its admin HTTP.
+    pub admin: String,
+    /// How many copies it has.
+    pub replicas: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// `GET /v1/leases`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LeasesReport {
+    /// Whether this node is the one that gives leases.
+    pub leads: bool,
+    /// Who does.
+    pub leader: Option<String>,
+    /// How many leases there are.
+    pub leases: u64,
+    /// Bytes that each tenant has leased, by its number.
+    pub tenants: Vec<(u32, u64)>,
+}

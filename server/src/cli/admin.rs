@@ -13,6 +13,7 @@ use super::connection::ConnectionArguments;
 use super::failure::Failure;
 use super::key::KeyArgument;
 use super::output::{Output, Table, size};
+use super::raft::{self, RaftCommand};
 use super::serve::SettingsArguments;
 use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
 use crate::folder::DataFolder;
@@ -34,6 +35,13 @@ pub(super) enum AdminCommand {
     /// Set a lost or damaged catalog aside, so that the next start makes a new one from what the tiers hold. The node
     /// must not be running. Groups, pins and tenants are lost; objects removed lately may return
     Rebuild(SettingsArguments),
+    /// Show or change the group that replicates the catalog
+    #[command(subcommand)]
+    Raft(RaftCommand),
+    /// Show the nodes of the cluster
+    Nodes,
+    /// Show what is leased, as the leader knows it
+    Leases,
     /// Attach or detach the NVMe tier while the node runs
     #[command(subcommand)]
     Nvme(NvmeCommand),
@@ -63,6 +71,9 @@ pub(super) async fn run(
     let admin = || connection.admin();
     match command {
         AdminCommand::Rebuild(settings) => rebuild(settings, output),
+        AdminCommand::Raft(command) => raft::run(command, connection, output).await,
+        AdminCommand::Nodes => raft::nodes(connection, output).await,
+        AdminCommand::Leases => raft::leases(connection, output).await,
         AdminCommand::Tiers => {
             let report: TiersReport = admin()?.get("/v1/tiers").await?;
             output.answer(&report, tiers_table)

@@ -13,6 +13,7 @@ mod failure;
 mod key;
 mod objects;
 mod output;
+mod raft;
 mod replay;
 mod serve;
 mod transfer;

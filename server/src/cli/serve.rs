@@ -29,6 +29,9 @@ pub(super) struct SettingsArguments {
     /// Bytes of disk to lend, such as 100GiB; 0: no NVMe tier
     #[arg(long, value_name = "SIZE")]
     nvme: Option<String>,
+    /// Nodes of a group to join, as host:port[,host:port..]; only an empty data folder joins
+    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
+    join: Vec<String>,
 }
 
 /// Arguments of `serve`.
@@ -48,6 +51,10 @@ impl SettingsArguments {
         }
         if let Some(dram) = &self.dram {
             overrides.push(format!("dram.capacity={}", quoted(dram)));
+        }
+        if !self.join.is_empty() {
+            let addresses: Vec<String> = self.join.iter().map(|address| quoted(address)).collect();
+            overrides.push(format!("cluster.join=[{}]", addresses.join(",")));
         }
         match self.nvme.as_deref() {
             Some("0") => overrides.push("nvme.enabled=false".into()),

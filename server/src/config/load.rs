@@ -155,10 +155,8 @@ impl Config {
         check("limits.streams", (1..=100_000).contains(&streams), streams, "1 to 100000")?;
         size("limits.max_object_bytes", self.limits.max_object_bytes, Size(1), Size(16 * GIB))?;
         self.check_exposure()?;
-        if !self.cluster.join.is_empty() {
-            let what = "cluster.join is not built yet: leave it empty, the node forms a group of its own";
-            return Err(ConfigError::Contradiction(what.into()));
-        }
+        let voters = self.cluster.voters;
+        check("cluster.voters", matches!(voters, 1 | 3 | 5 | 7), voters, "1, 3, 5 or 7")?;
         Ok(self)
     }
 

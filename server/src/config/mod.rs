@@ -109,7 +109,7 @@ impl Default for Admin {
 }
 
 /// The cluster that this node belongs to.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cluster {
     /// File with the shared secret, 16 bytes or more, mode 0600. With it, every call must carry the secret, and
@@ -118,8 +118,21 @@ pub struct Cluster {
     /// Allow other addresses than loopback without a secret, default false. Whoever reaches them can read and remove
     /// everything.
     pub insecure: bool,
-    /// Addresses of a group to join. Default: none, the node forms a group of its own. Not built yet: refused.
+    /// gRPC addresses (`host:port`) of nodes of a group to join. Default: none, a node with an empty folder forms a group of
+    /// its own. Without effect on a folder that belongs to a group, but that of another group is refused.
     pub join: Vec<String>,
+    /// How many voters the catalog's group is to have: 1, 3, 5 or 7, default 3. Learners are promoted in pairs until it has
+    /// so many; more tolerate more failures, and make each change wait for more disks.
+    pub voters: usize,
+    /// Where other nodes reach this one's gRPC, as `host:port`. Default: the address that it listens on; needed if that is
+    /// `0.0.0.0` or `::`.
+    pub advertise: Option<String>,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self { secret_file: None, insecure: false, join: Vec::new(), voters: 3, advertise: None }
+    }
 }
 
 /// When a logged change counts as done.

@@ -23,6 +23,8 @@ use super::{StoreApi, StoreServer};
 use crate::auth::Auth;
 use crate::config::Limits;
 use crate::error::Error;
+use crate::peers::PeerApi;
+use crate::peers::wire::peer_server::PeerServer;
 
 /// Largest message, in bytes: a batch of values. Larger values are streamed.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
@@ -65,9 +67,10 @@ impl GrpcServer {
     ///
     /// # Errors
     /// The transport's.
-    pub async fn serve(
+    pub(crate) async fn serve(
         self,
         api: StoreApi,
+        peers: PeerApi,
         auth: Auth,
         limits: &Limits,
         ready: watch::Receiver<bool>,
@@ -98,6 +101,8 @@ impl GrpcServer {
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .add_service(health_service)
             .add_service(store)
+            // Proves the secret by itself, before anything is read.
+            .add_service(PeerServer::new(peers).max_decoding_message_size(MAX_MESSAGE_BYTES))
             .add_service(InterceptedService::new(reflection, check));
         let permits = Arc::new(Semaphore::new(limits.connections as usize));
         let tcp = connections(permits.clone(), self.tcp, |listener| async move {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tidepool_replication::{CatalogHandle, Role};
+use tidepool_replication::CatalogHandle;
 
 use super::NodeService;
 
@@ -22,7 +22,8 @@ pub(super) async fn keep_valid(service: NodeService, catalog: CatalogHandle) {
         if status.failure.is_some() {
             return;
         }
-        if status.role == Role::Leader {
+        // A leader that a quorum follows, or a follower that hears its leader.
+        if status.in_contact {
             service.store().renew_directory(VALIDITY);
         }
     }

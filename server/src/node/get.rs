@@ -1,13 +1,14 @@
 //! Gets: locate, open the replica here, read verified bytes.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use tidepool_client::ObjectStream;
 use tidepool_metadata::catalog::{Located, ObjectLocation, Presence};
 use tidepool_metadata::{ObjectKey, TenantId, VersionId, checksum};
 use tidepool_replication::Read;
 use tidepool_tiers::StoreError;
 use tidepool_tiers::store::{ByteRange, ObjectReader as StoreReader};
 
-use super::{Freshness, NodeService, ObjectDescription, ObjectName, RangeRequest, error};
+use super::{Freshness, NodeService, ObjectDescription, ObjectName, RangeRequest, error, remote};
 use crate::error::Error;
 
 /// How often a location that went stale between the catalog and the store is looked up again.
@@ -16,7 +17,14 @@ const LOOKUPS: usize = 4;
 /// Gives out the bytes of one object, or of a range of it, in order.
 pub struct ObjectReader {
     description: ObjectDescription,
-    reader: StoreReader,
+    source: Source,
+}
+
+/// Where the bytes come from.
+enum Source {
+    Here(Box<StoreReader>),
+    /// Another node.
+    There(Box<ObjectStream>),
 }
 
 impl NodeService {
@@ -47,8 +55,13 @@ impl NodeService {
             };
             let here = location.replicas.iter().any(|copy| copy.replica.node == self.inner.node);
             if !here {
-                // Reading from other nodes comes with the transfer engine.
-                return Err(error::unavailable(name));
+                match self.open_elsewhere(name, &location, range).await? {
+                    Some(stream) => return Ok(ObjectReader::elsewhere(*location, stream, range)),
+                    // The location may be old; if it is not, its nodes do not serve now.
+                    None if read == Read::Linearizable => return Err(error::unavailable(name)),
+                    None => read = Read::Linearizable,
+                }
+                continue;
             }
             match self.inner.store.open(name.tenant, &name.key, location.version).await {
                 Ok(Some(reader)) => return ObjectReader::new(*location, reader, range),
@@ -124,7 +137,21 @@ impl ObjectReader {
         let (data_type, tier) = (reader.data_type(), reader.tier().name());
         let description =
             ObjectDescription { object_length, range_length, data_type, group: None, checksum: None, tier, version };
-        Ok(Self { description, reader })
+        Ok(Self { description, source: Source::Here(Box::new(reader)) })
+    }
+
+    fn elsewhere(location: ObjectLocation, stream: ObjectStream, range: RangeRequest) -> Self {
+        let range_length = range.length.unwrap_or_else(|| location.length.saturating_sub(range.offset));
+        let description = ObjectDescription {
+            object_length: location.length,
+            range_length,
+            data_type: location.data_type,
+            checksum: (range_length == location.length).then(|| whole_checksum(&location)),
+            group: location.group,
+            tier: remote::tier_name(&stream),
+            version: location.version,
+        };
+        Self { description, source: Source::There(Box::new(stream)) }
     }
 
     /// What precedes the bytes.
@@ -138,7 +165,10 @@ impl ObjectReader {
     /// # Errors
     /// `CORRUPT` if the bytes do not verify: nothing of them was given out, but what came before is to be discarded.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        Ok(self.reader.next().await?)
+        match &mut self.source {
+            Source::Here(reader) => Ok(reader.next().await?),
+            Source::There(stream) => stream.next().await.map_err(|error| remote::from_client(&error)),
+        }
     }
 
     /// All of the bytes in one buffer, for ranges known to be small.
@@ -146,7 +176,15 @@ impl ObjectReader {
     /// # Errors
     /// `NOT_FOUND` if the bytes are damaged: nothing was given out, and the copy is gone.
     pub async fn read_to_end(&mut self) -> Result<Bytes, Error> {
-        Ok(self.reader.read_to_end().await?)
+        let stream = match &mut self.source {
+            Source::Here(reader) => return Ok(reader.read_to_end().await?),
+            Source::There(stream) => stream,
+        };
+        let mut bytes = BytesMut::new();
+        while let Some(piece) = stream.next().await.map_err(|error| remote::from_client(&error))? {
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(bytes.freeze())
     }
 }
 

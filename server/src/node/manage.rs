@@ -210,7 +210,7 @@ impl NodeService {
                 NodeState::Absent => "absent",
             },
         });
-        let lease = self.catalog().await?.lease_left(name.tenant, &name.key);
+        let lease = self.catalog().await?.lease_left(name.tenant, &name.key).await;
         Ok(ObjectStat {
             version: location.version,
             replicas: replicas.collect(),

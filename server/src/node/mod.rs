@@ -12,10 +12,12 @@ mod directory;
 mod error;
 mod free_list;
 mod get;
+mod liveness;
 mod manage;
 mod put;
 mod rebuild;
 mod reconcile;
+mod remote;
 mod sessions;
 mod start;
 mod types;
@@ -34,11 +36,13 @@ use tokio::sync::SetOnce;
 use crate::error::Error;
 
 pub use get::ObjectReader;
+pub(crate) use liveness::SUSPECT_AFTER;
 pub use manage::{NodeInfo, ObjectReport};
 pub use put::{Reservation, Reserve};
 pub use reconcile::Reconciled;
+pub use remote::Remotes;
 pub use sessions::RequestIds;
-pub use start::{Node, NodeConfig};
+pub use start::{Membership, Node, NodeConfig};
 pub use types::{
     Existence, Freshness, KeyFilter, ListPage, ListedObject, MatchPage, ObjectDescription, ObjectName, ObjectStat,
     PutDone, PutItem, PutOptions, PutOutcome, RangeRequest, RemoveOutcome, ReplicaStat, Value,
@@ -61,21 +65,35 @@ struct Inner {
     node: NodeId,
     incarnation: Incarnation,
     store: TieredStore,
-    /// Once the group is open.
+    /// Once the group is open, for the messages of other members.
+    opened: OnceLock<CatalogHandle>,
+    /// Once the group is open and knows of this life.
     catalog: SetOnce<CatalogHandle>,
     /// Counts reservations of this incarnation: version and replica ids.
     sequence: AtomicU64,
     max_object_bytes: u64,
+    /// Reads of what other nodes hold.
+    remotes: Remotes,
     /// How the last reconciliation ended, once one did.
     reconciled: OnceLock<Reconciled>,
 }
 
 impl NodeService {
-    fn new(node: NodeId, incarnation: Incarnation, store: TieredStore, max: u64) -> Self {
+    fn new(node: NodeId, incarnation: Incarnation, store: TieredStore, max: u64, remotes: Remotes) -> Self {
         let sequence = AtomicU64::new(1);
-        let (catalog, reconciled) = (SetOnce::new(), OnceLock::new());
+        let (opened, catalog, reconciled) = (OnceLock::new(), SetOnce::new(), OnceLock::new());
         Self {
-            inner: Arc::new(Inner { node, incarnation, store, catalog, sequence, max_object_bytes: max, reconciled }),
+            inner: Arc::new(Inner {
+                node,
+                incarnation,
+                store,
+                opened,
+                catalog,
+                sequence,
+                max_object_bytes: max,
+                remotes,
+                reconciled,
+            }),
         }
     }
 
@@ -110,6 +128,12 @@ impl NodeService {
                 tokio::time::timeout(START_TIMEOUT, self.inner.catalog.wait()).await.or(Err(CatalogError::Starting))
             }
         }
+    }
+
+    /// The catalog as soon as its group is open, for those who are members of it; it may not answer yet.
+    #[must_use]
+    pub fn opened_catalog(&self) -> Option<&CatalogHandle> {
+        self.inner.opened.get()
     }
 
     /// How node and catalog came to agree on what is here; `None` while they have not.

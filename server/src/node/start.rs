@@ -14,7 +14,10 @@ use tidepool_metadata::catalog::{
     Command, ForgetMode, NodeAddresses, NodeOutcome, NodeRegistration, Outcome, Setting, TierDescription,
 };
 use tidepool_metadata::{ErrorKind, NodeId, TierKind};
-use tidepool_replication::{CatalogHandle, ClusterEpoch, ClusterId, Forgotten, Group, GroupConfig};
+use tidepool_replication::{
+    CatalogError, CatalogHandle, ClusterEpoch, ClusterId, Forgotten, Formation, Group, GroupConfig, MemberChange, Role,
+    Transport,
+};
 use tidepool_tiers::memory::{MemoryConfig, MemoryTier, RecoveredSlices};
 use tidepool_tiers::nvme::{NvmeConfig, NvmeTier, WritePolicy};
 use tidepool_tiers::store::{Forget, ForgetAnswer, ReplicaName};
@@ -22,7 +25,7 @@ use tidepool_tiers::{StoreConfig, TieredStore};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{NodeService, directory, free_list, reconcile, sessions};
+use super::{NodeService, Remotes, directory, free_list, liveness, reconcile, sessions};
 use crate::error::Error;
 use crate::folder::DataFolder;
 
@@ -42,6 +45,20 @@ pub struct NodeConfig {
     pub durability: tidepool_replication::Durability,
     /// Largest object that is taken, in bytes.
     pub max_object_bytes: u64,
+    /// How many voters the catalog's group is to have.
+    pub voters: usize,
+}
+
+/// What connects a node to the others.
+pub struct Membership {
+    /// What becomes of a folder without a catalog.
+    pub formation: Formation,
+    /// Where messages leave.
+    pub transport: Arc<dyn Transport>,
+    /// Where others reach this node.
+    pub addresses: NodeAddresses,
+    /// Reads of what they hold.
+    pub remotes: Remotes,
 }
 
 /// A running node.
@@ -91,14 +108,15 @@ impl Node {
     ///
     /// # Errors
     /// What keeps a tier from being opened, with what to do about it; a catalog that is gone.
-    pub async fn start(config: NodeConfig, folder: Arc<DataFolder>) -> Result<Self, Error> {
-        let NodeConfig { memory, nvme, store, durability, max_object_bytes } = config;
+    pub async fn start(config: NodeConfig, folder: Arc<DataFolder>, membership: Membership) -> Result<Self, Error> {
+        let NodeConfig { memory, nvme, store, durability, max_object_bytes, voters } = config;
+        let Membership { formation, transport, addresses, remotes } = membership;
         let mut tiers = vec![TierDescription { kind: TierKind::Dram, capacity_bytes: memory.capacity_bytes }];
         let capacity = nvme.as_ref().map(|nvme| nvme.capacity_bytes);
         tiers.extend(capacity.map(|capacity_bytes| TierDescription { kind: TierKind::Nvme, capacity_bytes }));
         let node = folder.node();
         let (cluster, epoch) = (ClusterId(folder.cluster()), ClusterEpoch(folder.epoch()?));
-        let group = GroupConfig { folder: folder.catalog(), cluster, epoch, node, durability };
+        let group = GroupConfig { folder: folder.catalog(), formation, cluster, epoch, node, durability, voters };
         let opened = tokio::task::spawn_blocking(move || open_tiers(memory, nvme, node)).await;
         let (memory, recovered, nvme) = opened.map_err(|panic| fault(&panic.to_string()))??;
         let forget = Arc::new(CatalogForget::default());
@@ -109,9 +127,9 @@ impl Node {
                 tracing::error!(%error, "the NVMe tier could not be scanned: what is only there is not served");
             }
         });
-        let service = NodeService::new(node, folder.incarnation(), store, max_object_bytes);
+        let service = NodeService::new(node, folder.incarnation(), store, max_object_bytes, remotes);
         let (sender, outcome) = watch::channel(None);
-        let join = Join { service: service.clone(), folder, forget, tiers, recovery };
+        let join = Join { service: service.clone(), folder, forget, tiers, addresses, transport, recovery };
         let joining = tokio::spawn(async move {
             let joined = join.run(group).await;
             let (joined, outcome) = match joined {
@@ -143,6 +161,22 @@ impl Node {
         &self.service
     }
 
+    /// Hands leadership over, if this node has it, so that the others need no election. Bounded by a second.
+    pub async fn step_down(&self) {
+        let Some(catalog) = self.service.opened_catalog() else { return };
+        let status = catalog.status();
+        let others = status.peers.iter().filter(|(node, ..)| status.voters.contains(node));
+        let Some(&(successor, ..)) = others.max_by_key(|(_, _, matched)| *matched) else { return };
+        if status.role == Role::Leader {
+            let handed = catalog.change_members(MemberChange::Transfer(successor));
+            match tokio::time::timeout(Duration::from_secs(1), handed).await {
+                Ok(Ok(())) => tracing::info!(%successor, "leadership is handed over"),
+                Ok(Err(error)) => tracing::warn!(%error, "leadership could not be handed over"),
+                Err(_) => tracing::warn!("leadership could not be handed over in time"),
+            }
+        }
+    }
+
     /// Stops everything in reverse order: heat and NVMe tier are persisted, the catalog's image is flushed.
     pub async fn shutdown(self) {
         // A catalog that is still being opened can't be left: the folder would stay locked.
@@ -165,24 +199,36 @@ struct Join {
     folder: Arc<DataFolder>,
     forget: Arc<CatalogForget>,
     tiers: Vec<TierDescription>,
+    addresses: NodeAddresses,
+    transport: Arc<dyn Transport>,
     recovery: JoinHandle<()>,
 }
 
 impl Join {
     async fn run(self, group: GroupConfig) -> Result<Joined, Error> {
-        let Self { service, folder, forget, tiers, recovery } = self;
-        let group = tokio::task::spawn_blocking(move || Group::start(group)).await;
-        let (group, catalog) = group.map_err(|panic| fault(&panic.to_string()))?.map_err(Error::from)?;
+        let Self { service, folder, forget, tiers, addresses, transport, recovery } = self;
+        let group = tokio::task::spawn_blocking(move || Group::start_with(group, transport)).await;
+        let (group, catalog) = match group.map_err(|panic| fault(&panic.to_string()))? {
+            Err(error) if error.reason() == "MUST_REJOIN" => {
+                let aside = folder.leave_catalog()?;
+                let message = format!("{error}; the old catalog is set aside in {}: start again", aside.display());
+                return Err(Error::new(ErrorKind::Conflict, "MUST_REJOIN", message));
+            }
+            opened => opened.map_err(Error::from)?,
+        };
+        // From here on messages of other members are heard: without them nothing is answered.
+        let _first = service.inner.opened.set(catalog.clone());
         if folder.is_rebuild() {
-            catalog.propose(Command::SetSetting(Setting::Rebuilding(true))).await?;
+            answered(&catalog, Command::SetSetting(Setting::Rebuilding(true))).await?;
         }
         folder.note_catalog()?;
-        register(&service, &catalog, tiers).await?;
+        register(&service, &catalog, addresses, tiers).await?;
         let _first = (forget.catalog.set(catalog.clone()), service.inner.catalog.set(catalog.clone()));
         let announcing = service.clone();
         let tasks = vec![
             tokio::spawn(free_list::run(service, catalog.clone())),
             tokio::spawn(sessions::sweep(catalog.clone())),
+            tokio::spawn(liveness::watch(catalog.clone())),
             tokio::spawn(async move {
                 let _recovered = recovery.await;
                 announce(&announcing).await;
@@ -214,11 +260,30 @@ fn fault(what: &str) -> Error {
     Error::new(ErrorKind::Internal, "INTERNAL", what.to_owned())
 }
 
-async fn register(service: &NodeService, catalog: &CatalogHandle, tiers: Vec<TierDescription>) -> Result<(), Error> {
+/// Proposes until there is an answer: a group without a quorum gets one when its other nodes are there. Only for commands
+/// that may be applied twice.
+async fn answered(catalog: &CatalogHandle, command: Command) -> Result<Outcome, CatalogError> {
+    loop {
+        match catalog.propose(command.clone()).await {
+            Ok((_, outcome)) => return Ok(outcome),
+            Err(error) if error.retry_after().is_some() || matches!(error, CatalogError::OutcomeUnknown) => {
+                tracing::info!(%error, "the catalog does not answer yet");
+                tokio::time::sleep(RECONCILE_PAUSE).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn register(
+    service: &NodeService,
+    catalog: &CatalogHandle,
+    addresses: NodeAddresses,
+    tiers: Vec<TierDescription>,
+) -> Result<(), Error> {
     let (node, incarnation) = service.identity();
-    let registration = NodeRegistration { node, incarnation, addresses: NodeAddresses::default(), tiers };
-    let (_, outcome) = catalog.propose(Command::RegisterNode(registration)).await?;
-    match outcome {
+    let registration = NodeRegistration { node, incarnation, addresses, tiers };
+    match answered(catalog, Command::RegisterNode(registration)).await? {
         Outcome::Node(NodeOutcome::Accepted { .. }) => Ok(()),
         Outcome::Node(NodeOutcome::Stale { current }) => {
             let message = format!(

@@ -5,21 +5,10 @@
 use tidepool_metadata::NodeId;
 
 use super::*;
-use crate::consensus::{ClusterEpoch, ClusterId};
+use crate::consensus::ClusterId;
 
 fn open(folder: &Path) -> Result<Log, GroupError> {
-    let durability = Durability::Fsync;
-    Log::open(
-        folder,
-        &GroupConfig {
-            folder: folder.into(),
-            cluster: ClusterId(1),
-            epoch: ClusterEpoch::default(),
-            node: NodeId(1),
-            durability,
-        },
-        false,
-    )
+    Log::open(folder, &GroupConfig::new(folder.into(), ClusterId(1), NodeId(1)), false)
 }
 
 fn entry(index: u64, term: u64) -> Entry {

@@ -28,7 +28,7 @@ fn a_full_queue_refuses_at_once_and_says_when_to_ask_again() {
     let error = push(10).unwrap_err();
     assert!(matches!(error, CatalogError::Overloaded { commands: 3, bytes: 30 }), "{error}");
     assert!(error.is_unproposed() && error.retry_after().is_some() && error.kind() == ErrorKind::Exhausted);
-    assert_eq!(inbox.take(|| usize::MAX).proposals.len(), 3);
+    assert_eq!(inbox.take(|| usize::MAX, None).proposals.len(), 3);
     push(10).unwrap();
     assert!(matches!(push(limits.queue_bytes), Err(CatalogError::Overloaded { commands: 1, bytes: 10 })));
 }
@@ -42,7 +42,7 @@ fn room_made_while_the_queue_waits_for_it_is_seen() {
     let (reply, _answer) = oneshot::channel();
     inbox.push(Proposal { command: vec![1], items: 1, reply }).unwrap();
     std::thread::scope(|scope| {
-        let taken = scope.spawn(|| inbox.take(|| room.load(Ordering::Acquire)).proposals.len());
+        let taken = scope.spawn(|| inbox.take(|| room.load(Ordering::Acquire), None).proposals.len());
         room.store(10, Ordering::Release);
         inbox.made_room();
         assert_eq!(taken.join().unwrap(), 1);
@@ -57,7 +57,7 @@ fn proposals_whose_callers_left_are_never_logged() {
     let (reply, dropped) = oneshot::channel();
     inbox.push(Proposal { command: vec![2], items: 1, reply }).unwrap();
     drop(dropped);
-    let taken = inbox.take(|| usize::MAX).proposals;
+    let taken = inbox.take(|| usize::MAX, None).proposals;
     assert_eq!(taken.iter().map(|proposal| proposal.command[0]).collect::<Vec<_>>(), [1]);
     drop(kept);
 }

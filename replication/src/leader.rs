@@ -1,0 +1,102 @@
+//! Where the leader is: questions to it from other members, and its answers.
+
+use std::time::Duration;
+
+use tidepool_metadata::catalog::Located;
+use tokio::time::Instant;
+
+use crate::catalog_handle::CatalogHandle;
+use crate::consensus::{Read, Role};
+use crate::error::CatalogError;
+use crate::question::{LeaderAnswer, Question, Refused};
+
+/// How long a question is repeated: some elections, and a synced write.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one attempt may take.
+const ATTEMPT: Duration = Duration::from_secs(2);
+/// The pause before the next: a fraction of an election.
+const PAUSE: Duration = Duration::from_millis(25);
+
+impl CatalogHandle {
+    /// Whether this voter holds the office; it may have lost it without knowing.
+    pub(crate) fn leads(&self) -> bool {
+        self.status().role == Role::Leader
+    }
+
+    /// Asks whoever leads until there is an answer. What is asked can be done twice without harm: a lease is only made
+    /// longer, what is forgotten is forgotten. Should this voter come to lead meanwhile, it answers itself.
+    pub(crate) async fn ask(&self, question: Question) -> Result<LeaderAnswer, CatalogError> {
+        let (bytes, end) = (question.encode(), Instant::now() + PATIENCE);
+        loop {
+            let error = match self.ask_once(&question, &bytes).await {
+                Ok(LeaderAnswer::Refused(refused)) => refused.into(),
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let may_pass = matches!(error, CatalogError::NotLeader { .. } | CatalogError::OutcomeUnknown);
+            // A change of members is told from its effects, and not tried twice blindly.
+            let is_change = matches!(question, Question::Change(_)) && matches!(error, CatalogError::OutcomeUnknown);
+            if !may_pass || is_change || Instant::now() + PAUSE >= end {
+                return Err(error);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn ask_once(&self, question: &Question, bytes: &[u8]) -> Result<LeaderAnswer, CatalogError> {
+        if self.leads() {
+            return self.answer(question.clone()).await;
+        }
+        let answer = self.consensus.ask_leader(bytes, ATTEMPT).await?;
+        LeaderAnswer::decode(&answer).ok_or(CatalogError::Unexpected { expected: "the leader's words" })
+    }
+
+    /// Answers other members from now on.
+    pub(crate) fn answer_questions(&self) {
+        let handle = self.clone();
+        self.consensus.answer_with(Box::new(move |bytes| {
+            let handle = handle.clone();
+            Box::pin(async move {
+                let question = Question::decode(&bytes)?;
+                let answer = handle.answer(question).await;
+                Some(answer.unwrap_or_else(|error| LeaderAnswer::Refused(Refused::from(&error))).encode())
+            })
+        }));
+    }
+
+    async fn answer(&self, question: Question) -> Result<LeaderAnswer, CatalogError> {
+        if !self.leads() {
+            return Err(CatalogError::NotLeader { leader: None });
+        }
+        Ok(match question {
+            Question::Grant { tenant, duration, keys } => {
+                let (index, _): (_, Vec<Located>) =
+                    self.locate_here(tenant, keys, Some(duration), Read::Linearizable).await?;
+                LeaderAnswer::Granted(index)
+            }
+            Question::Renew { tenant, duration, keys } => {
+                let versions = self.current(tenant, keys).await?;
+                LeaderAnswer::Durations(self.leases.renew(&versions, duration))
+            }
+            Question::Release { tenant, keys } => {
+                let versions = self.current(tenant, keys).await?;
+                LeaderAnswer::Released(self.leases.release(&versions))
+            }
+            Question::Left { tenant, key } => {
+                let versions = self.current(tenant, vec![key]).await?;
+                let left = |what: &Option<tidepool_metadata::lease::Leased>| {
+                    what.map_or(Duration::ZERO, |what| self.leases.left(what.version))
+                };
+                LeaderAnswer::Durations(versions.iter().map(left).collect())
+            }
+            Question::Forget { mode, names } => {
+                let (index, forgotten) = self.forget_here(names, mode).await?;
+                LeaderAnswer::Forgotten(index, forgotten)
+            }
+            Question::Change(change) => {
+                let members = self.consensus.change_members(change).await?;
+                LeaderAnswer::Changed(members.index())
+            }
+        })
+    }
+}

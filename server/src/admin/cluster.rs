@@ -1,0 +1,167 @@
+//! The group of the catalog, its nodes and leases, as an operator sees and changes them.
+
+use axum::Json;
+use axum::extract::State;
+use serde::Deserialize;
+use tidepool_metadata::catalog::{Answer, NodeState, Query};
+use tidepool_metadata::{ErrorKind, NodeId};
+use tidepool_replication::{CatalogError, CatalogHandle, GroupStatus, MemberChange, Read, Role};
+
+use super::AdminApi;
+use super::report::{LeasesReport, MemberRow, NodeRow, NodesReport, RaftReport};
+use crate::error::Error;
+use crate::node::SUSPECT_AFTER;
+
+/// Which node is meant, as eight hexadecimal digits.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NodeRequest {
+    node: String,
+}
+
+/// Which nodes are meant.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NodesRequest {
+    nodes: Vec<String>,
+}
+
+fn parse(node: &str) -> Result<NodeId, Error> {
+    u32::from_str_radix(node, 16).map(NodeId).map_err(|_| {
+        let message = format!("{node:?} is no node: give its number as `tidepool admin nodes` shows it");
+        Error::new(ErrorKind::Invalid, "BAD_NODE", message).field("node")
+    })
+}
+
+/// The catalog also while it can't answer: an operator must see that.
+fn catalog(api: &AdminApi) -> Result<&CatalogHandle, Error> {
+    Ok(api.inner.service.opened_catalog().ok_or(CatalogError::Starting)?)
+}
+
+pub(super) async fn raft(State(api): State<AdminApi>) -> Result<Json<RaftReport>, Error> {
+    Ok(Json(report(&catalog(&api)?.status())))
+}
+
+fn report(status: &GroupStatus) -> RaftReport {
+    let member = |(nodes, kind): (&Vec<NodeId>, &str)| -> Vec<MemberRow> {
+        let row = |&node: &NodeId| {
+            let peer = status.peers.iter().find(|(known, ..)| *known == node);
+            MemberRow {
+                node: node.to_string(),
+                kind: kind.to_owned(),
+                leads: status.leader == Some(node),
+                here: status.node == node,
+                silent_ms: peer
+                    .and_then(|(_, heard, _)| *heard)
+                    .map(|heard| u64::try_from(heard.as_millis()).unwrap_or(u64::MAX)),
+                matched: peer.map(|(.., matched)| matched.0).filter(|&matched| matched > 0),
+            }
+        };
+        nodes.iter().map(row).collect()
+    };
+    let members = [(&status.voters, "voter"), (&status.learners, "learner")].into_iter().flat_map(member).collect();
+    RaftReport {
+        cluster: status.cluster.to_string(),
+        node: status.node.to_string(),
+        role: status.role.name().to_owned(),
+        term: status.term.0,
+        leader: status.leader.map(|leader| leader.to_string()),
+        in_contact: status.in_contact,
+        changing: status.members.is_changing(),
+        commit: status.commit.0,
+        applied: status.applied.0,
+        log_first: status.log_first.0,
+        log_last: status.log_last.0,
+        image: status.image.0,
+        failure: status.failure.as_ref().map(ToString::to_string),
+        members,
+    }
+}
+
+async fn change(api: &AdminApi, change: MemberChange) -> Result<Json<RaftReport>, Error> {
+    let catalog = catalog(api)?;
+    catalog.change_members(change).await?;
+    Ok(Json(report(&catalog.status())))
+}
+
+pub(super) async fn remove(
+    State(api): State<AdminApi>,
+    Json(request): Json<NodeRequest>,
+) -> Result<Json<RaftReport>, Error> {
+    let node = parse(&request.node)?;
+    if catalog(&api)?.status().leader == Some(node) {
+        let message = "that node leads: `tidepool admin raft transfer-leader` to another one first, then remove it";
+        return Err(Error::new(ErrorKind::Conflict, "IS_LEADER", message.into()).field("node"));
+    }
+    change(&api, MemberChange::Remove(node)).await
+}
+
+pub(super) async fn promote(
+    State(api): State<AdminApi>,
+    Json(request): Json<NodesRequest>,
+) -> Result<Json<RaftReport>, Error> {
+    let nodes = request.nodes.iter().map(|node| parse(node)).collect::<Result<_, _>>()?;
+    change(&api, MemberChange::Promote(nodes)).await
+}
+
+pub(super) async fn transfer(
+    State(api): State<AdminApi>,
+    Json(request): Json<NodeRequest>,
+) -> Result<Json<RaftReport>, Error> {
+    change(&api, MemberChange::Transfer(parse(&request.node)?)).await
+}
+
+pub(super) async fn snapshot(State(api): State<AdminApi>) -> Result<Json<RaftReport>, Error> {
+    let catalog = catalog(&api)?;
+    catalog.flush_image().await?;
+    Ok(Json(report(&catalog.status())))
+}
+
+pub(super) async fn nodes(State(api): State<AdminApi>) -> Result<Json<NodesReport>, Error> {
+    let catalog = api.inner.service.catalog().await?;
+    let status = catalog.status();
+    let (_, answer) = catalog.query(Query::Nodes, Read::Local).await?;
+    let Answer::Nodes(nodes) = answer else { return Err(CatalogError::Unexpected { expected: "nodes" }.into()) };
+    let row = |known: tidepool_metadata::catalog::NodeStat| {
+        let silence = status.peers.iter().find(|(node, ..)| *node == known.node).and_then(|(_, heard, _)| *heard);
+        // Only the leader hears all nodes.
+        let is_suspect = status.role == Role::Leader && silence.is_some_and(|silence| silence > SUSPECT_AFTER);
+        NodeRow {
+            node: known.node.to_string(),
+            incarnation: known.incarnation.0,
+            state: match known.state {
+                NodeState::Up if is_suspect => "suspect",
+                NodeState::Up => "up",
+                NodeState::Draining => "draining",
+                NodeState::Absent => "absent",
+            }
+            .to_owned(),
+            announcing: known.announcing,
+            vote: if status.voters.contains(&known.node) {
+                "voter"
+            } else if status.learners.contains(&known.node) {
+                "learner"
+            } else {
+                "none"
+            }
+            .to_owned(),
+            grpc: known.addresses.grpc,
+            admin: known.addresses.admin,
+            replicas: known.replicas,
+            bytes: known.bytes,
+        }
+    };
+    Ok(Json(NodesReport { nodes: nodes.into_iter().map(row).collect() }))
+}
+
+pub(super) async fn leases(State(api): State<AdminApi>) -> Result<Json<LeasesReport>, Error> {
+    let catalog = api.inner.service.catalog().await?;
+    let status = catalog.status();
+    let (count, tenants) = catalog.leases_here();
+    Ok(Json(LeasesReport {
+        leads: status.role == Role::Leader,
+        leader: status.leader.map(|leader| leader.to_string()),
+        leases: count as u64,
+        tenants: tenants.into_iter().map(|(tenant, bytes)| (tenant.0, bytes)).collect(),
+    }))
+}

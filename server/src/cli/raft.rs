@@ -1,0 +1,146 @@
+//! `tidepool admin raft`: the group of the catalog.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use serde_json::json;
+
+use super::connection::ConnectionArguments;
+use super::failure::Failure;
+use super::output::{Output, Table, size};
+use super::serve::SettingsArguments;
+use crate::admin::report::{LeasesReport, NodesReport, RaftReport};
+use crate::folder::DataFolder;
+use crate::plan;
+
+/// What to do with the group.
+#[derive(Debug, Subcommand)]
+pub(super) enum RaftCommand {
+    /// Show members, leader, and how far the log is
+    Status,
+    /// Say how a node comes in: it asks by itself, with `tidepool serve --join`
+    Add,
+    /// Make learners voters now; the leader does so by itself until cluster.voters is reached
+    Promote {
+        /// Nodes, as `tidepool admin nodes` shows them
+        #[arg(required = true)]
+        nodes: Vec<String>,
+    },
+    /// Take a node out of the group for good
+    Remove {
+        /// The node
+        node: String,
+    },
+    /// Let another voter lead
+    TransferLeader {
+        /// The voter
+        node: String,
+    },
+    /// Write the image of the catalog to disk now, so that the log before it can go
+    Snapshot,
+    /// Set a damaged or outdated catalog of this node aside, so that its next start joins its group anew. The node must not
+    /// be running, and the group must have a quorum without it
+    Rejoin(SettingsArguments),
+}
+
+pub(super) async fn run(
+    command: &RaftCommand,
+    connection: &ConnectionArguments,
+    output: &Output,
+) -> Result<ExitCode, Failure> {
+    let report: RaftReport = match command {
+        RaftCommand::Status => connection.admin()?.get("/v1/raft").await?,
+        RaftCommand::Add => {
+            let message = "a node comes in by itself: start it with an empty folder and `tidepool serve --join ADDRESS`, \
+                where ADDRESS is the gRPC address of any node of the group";
+            return Err(Failure::usage(message));
+        }
+        RaftCommand::Promote { nodes } => {
+            connection.admin()?.post("/v1/raft/promote", &json!({ "nodes": nodes })).await?
+        }
+        RaftCommand::Remove { node } => connection.admin()?.post("/v1/raft/remove", &json!({ "node": node })).await?,
+        RaftCommand::TransferLeader { node } => {
+            connection.admin()?.post("/v1/raft/transfer-leader", &json!({ "node": node })).await?
+        }
+        RaftCommand::Snapshot => connection.admin()?.post("/v1/raft/snapshot", &json!({})).await?,
+        RaftCommand::Rejoin(settings) => return rejoin(settings, output),
+    };
+    output.answer(&report, raft_table)
+}
+
+fn rejoin(settings: &SettingsArguments, output: &Output) -> Result<ExitCode, Failure> {
+    let config = settings.load()?;
+    let data = config.data.unwrap_or_else(plan::default_data_folder);
+    if !data.join("identity.json").exists() {
+        let message = format!("{} is no data folder: name it with --data", data.display());
+        return Err(Failure::local("FOLDER_UNUSABLE", message));
+    }
+    let folder = DataFolder::open(&data).map_err(crate::Error::from)?;
+    let aside = folder.leave_catalog().map_err(crate::Error::from)?;
+    output.answer(&json!({ "data": data, "set_aside": aside }), |_| {
+        format!("the old catalog is in {}\nthe next `tidepool serve` joins the group anew\n", aside.display())
+    })
+}
+
+pub(super) async fn nodes(connection: &ConnectionArguments, output: &Output) -> Result<ExitCode, Failure> {
+    let report: NodesReport = connection.admin()?.get("/v1/nodes").await?;
+    output.answer(&report, |report| {
+        let mut table = Table::new(&["node", "state", "vote", "life", "copies", "size", "grpc", "admin"]);
+        for node in &report.nodes {
+            let state = if node.announcing { format!("{}, announcing", node.state) } else { node.state.clone() };
+            table.row([
+                node.node.clone(),
+                state,
+                node.vote.clone(),
+                node.incarnation.to_string(),
+                node.replicas.to_string(),
+                size(node.bytes),
+                node.grpc.clone(),
+                node.admin.clone(),
+            ]);
+        }
+        table.render()
+    })
+}
+
+pub(super) async fn leases(connection: &ConnectionArguments, output: &Output) -> Result<ExitCode, Failure> {
+    let report: LeasesReport = connection.admin()?.get("/v1/leases").await?;
+    output.answer(&report, |report| {
+        if !report.leads {
+            let leader = report.leader.as_deref().unwrap_or("nobody");
+            return format!("this node does not give leases: {leader} leads\n");
+        }
+        let mut table = Table::new(&["tenant", "leased"]);
+        for (tenant, bytes) in &report.tenants {
+            table.row([tenant.to_string(), size(*bytes)]);
+        }
+        format!("{}{} leases\n", table.render(), report.leases)
+    })
+}
+
+fn raft_table(report: &RaftReport) -> String {
+    let mut head = Table::default();
+    head.row(["cluster".into(), report.cluster.clone()]);
+    head.row(["this node".into(), format!("{} ({})", report.node, report.role)]);
+    head.row(["leader".into(), report.leader.clone().unwrap_or_else(|| "none".into())]);
+    head.row(["term".into(), report.term.to_string()]);
+    head.row(["log".into(), format!("{} to {}", report.log_first, report.log_last)]);
+    head.row(["committed, applied".into(), format!("{}, {}", report.commit, report.applied)]);
+    head.row(["image on disk".into(), report.image.to_string()]);
+    if let Some(failure) = &report.failure {
+        head.row(["failure".into(), failure.clone()]);
+    }
+    let mut members = Table::new(&["member", "kind", "leads", "heard before", "log agrees up to"]);
+    for member in &report.members {
+        let heard = member.silent_ms.map(|silent| format!("{silent} ms"));
+        members.row([
+            member.node.clone(),
+            member.kind.clone(),
+            if member.leads { "yes".into() } else { String::new() },
+            if member.here { "this node".into() } else { heard.unwrap_or_else(|| "never".into()) },
+            member.matched.map(|matched| matched.to_string()).unwrap_or_default(),
+        ]);
+    }
+    let changing = if report.changing { "a change of members is under way\n" } else { "" };
+    format!("{}\n{}{changing}", head.render(), members.render())
+}

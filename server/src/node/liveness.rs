@@ -1,0 +1,68 @@
+//! Which nodes are there: the leader's verdict, by when it heard from each, told to the catalog.
+//!
+//! Every node is a member of the catalog's group, so its answers to the leader's heartbeats are its own heartbeats. A node
+//! that was silent for 5 s is absent: its copies are not counted as readable, and a put of their keys makes new versions. A
+//! node that is heard again is up. A new leader judges nobody before it has listened for as long.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidepool_metadata::NodeId;
+use tidepool_metadata::catalog::{Answer, Command, NodeStat, NodeState, Query};
+use tidepool_replication::{CatalogHandle, GroupStatus, Read, Role};
+use tokio::time::Instant;
+
+/// How often nodes are looked at.
+const PERIOD: Duration = Duration::from_millis(500);
+/// After how long without a word a node is suspect: it is read last.
+pub(crate) const SUSPECT_AFTER: Duration = Duration::from_millis(1500);
+/// After how long it is absent.
+const ABSENT_AFTER: Duration = Duration::from_secs(5);
+
+/// Runs until the catalog stops.
+pub(super) async fn watch(catalog: CatalogHandle) {
+    let mut period = tokio::time::interval(PERIOD);
+    let mut leading: Option<(u64, Instant)> = None;
+    loop {
+        period.tick().await;
+        let status = catalog.status();
+        if status.failure.is_some() {
+            return;
+        }
+        if status.role != Role::Leader {
+            leading = None;
+            continue;
+        }
+        let since = match leading {
+            Some((term, since)) if term == status.term.0 => since,
+            _ => leading.insert((status.term.0, Instant::now())).1,
+        };
+        let Ok((_, Answer::Nodes(nodes))) = catalog.query(Query::Nodes, Read::Local).await else { continue };
+        for (node, state) in verdicts(&status, &nodes, since.elapsed()) {
+            let Some(known) = nodes.iter().find(|known| known.node == node) else { continue };
+            tracing::info!(%node, ?state, "the state of a node");
+            let command = Command::SetNodeState { node, incarnation: known.incarnation, state };
+            if let Err(error) = catalog.propose(command).await {
+                tracing::warn!(%node, %error, "the state of a node is not noted yet");
+            }
+        }
+    }
+}
+
+/// Whose state changes, as a leader sees it that has led for so long.
+fn verdicts(status: &GroupStatus, nodes: &[NodeStat], led: Duration) -> Vec<(NodeId, NodeState)> {
+    let silent: BTreeMap<NodeId, Option<Duration>> =
+        status.peers.iter().map(|&(node, heard, _)| (node, heard)).collect();
+    let verdict = |known: &NodeStat| {
+        let is_here = known.node == status.node;
+        let silence = silent.get(&known.node).copied().flatten();
+        let is_heard = is_here || silence.is_some_and(|silence| silence < SUSPECT_AFTER);
+        let is_gone = !is_here && led > ABSENT_AFTER && silence.is_none_or(|silence| silence > ABSENT_AFTER);
+        match known.state {
+            NodeState::Absent if is_heard => Some((known.node, NodeState::Up)),
+            NodeState::Up | NodeState::Draining if is_gone => Some((known.node, NodeState::Absent)),
+            _ => None,
+        }
+    };
+    nodes.iter().filter_map(verdict).collect()
+}

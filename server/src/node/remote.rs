@@ -1,0 +1,127 @@
+//! Reads of what other nodes hold: a stream of exactly one version, by that node's own service.
+//!
+//! The version comes from the catalog, and the other node serves it without asking the catalog again. What comes is verified
+//! at its end; whoever gets it on from here verifies it once more.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidepool_client::{Client, ClientSettings, GetOptions, ObjectStream, StoredIn};
+use tidepool_metadata::catalog::{Answer, ObjectLocation, Query};
+use tidepool_metadata::{ErrorKind, NodeId, TenantId};
+use tidepool_replication::Read;
+
+use super::{NodeService, ObjectName, RangeRequest, error};
+use crate::error::Error;
+use crate::peers::AddressBook;
+
+/// How long a node may take to answer, and with each piece.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Connections to each node.
+const CONNECTIONS: usize = 2;
+
+/// Clients of other nodes. Cheap to clone.
+#[derive(Clone)]
+pub struct Remotes {
+    book: Arc<AddressBook>,
+    token: Option<Arc<str>>,
+    clients: Arc<Mutex<HashMap<(NodeId, TenantId), (String, Client)>>>,
+}
+
+impl Remotes {
+    pub(crate) fn new(book: Arc<AddressBook>, token: Option<&str>) -> Self {
+        Self { book, token: token.map(Arc::from), clients: Arc::default() }
+    }
+
+    fn client(&self, node: NodeId, tenant: TenantId, tenant_name: &str) -> Option<Client> {
+        let address = self.book.address(node)?;
+        let mut clients = self.clients.lock();
+        if let Some((known, client)) = clients.get(&(node, tenant))
+            && *known == address
+        {
+            return Some(client.clone());
+        }
+        let settings = ClientSettings {
+            deadline: DEADLINE,
+            connect_timeout: Duration::from_secs(1),
+            connections: CONNECTIONS,
+            local_reads: false,
+            retries: 0,
+            ..ClientSettings::default()
+        };
+        let mut builder = Client::builder().endpoint(&address).tenant(tenant_name).settings(settings);
+        if let Some(token) = &self.token {
+            builder = builder.token(token);
+        }
+        let client =
+            builder.build().map_err(|error| tracing::warn!(%node, address, %error, "a client of that node")).ok()?;
+        clients.insert((node, tenant), (address, client.clone()));
+        Some(client)
+    }
+}
+
+impl NodeService {
+    /// Opens a copy on another node; `None` if no node that should have one gives it.
+    pub(super) async fn open_elsewhere(
+        &self,
+        name: &ObjectName,
+        location: &ObjectLocation,
+        range: RangeRequest,
+    ) -> Result<Option<ObjectStream>, Error> {
+        let tenant_name = self.tenant_name(name.tenant).await?;
+        let version = location.version.to_string();
+        for copy in &location.replicas {
+            let node = copy.replica.node;
+            if node == self.inner.node {
+                continue;
+            }
+            let Some(client) = self.inner.remotes.client(node, name.tenant, &tenant_name) else { continue };
+            let options =
+                GetOptions { offset: range.offset, length: range.length, fresh: false, version: version.clone() };
+            match client.get_stream(name.key.as_bytes(), options).await {
+                Ok(Some(stream)) => return Ok(Some(stream)),
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::Invalid => return Err(from_client(&error)),
+                Err(error) => tracing::debug!(%node, %error, "a copy can't be read"),
+            }
+        }
+        Ok(None)
+    }
+
+    async fn tenant_name(&self, tenant: TenantId) -> Result<String, Error> {
+        if tenant == TenantId::DEFAULT {
+            return Ok(String::new());
+        }
+        let (_, answer) = self.catalog().await?.query(Query::Tenants, Read::Local).await?;
+        let Answer::Tenants(tenants) = answer else { return Err(error::unexpected("tenants")) };
+        let found = tenants.into_iter().find(|known| known.tenant == tenant);
+        found.map(|known| known.name).ok_or_else(|| error::unexpected("a tenant's name"))
+    }
+}
+
+/// Where the other node found it.
+pub(super) fn tier_name(stream: &ObjectStream) -> &'static str {
+    match stream.info.tier {
+        StoredIn::Dram => "dram",
+        StoredIn::Nvme | StoredIn::Other => "nvme",
+    }
+}
+
+/// What another node said, as this one says it.
+pub(super) fn from_client(error: &tidepool_client::Error) -> Error {
+    let reason = match error.reason() {
+        "BAD_RANGE" => "BAD_RANGE",
+        "CHECKSUM_MISMATCH" | "CORRUPT" => "CORRUPT",
+        "OVERLOADED" => "OVERLOADED",
+        _ => "UNAVAILABLE",
+    };
+    let kind = match reason {
+        "BAD_RANGE" => ErrorKind::Invalid,
+        "CORRUPT" => ErrorKind::Corrupt,
+        "OVERLOADED" => ErrorKind::Exhausted,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, reason, format!("read from another node: {error}"))
+}

@@ -1,0 +1,78 @@
+//! A node without a catalog becomes a learner of a group that is there.
+
+use std::time::Duration;
+
+use tidepool_metadata::ErrorKind;
+use tidepool_replication::{Lane, Members};
+use tokio::time::Instant;
+
+use super::AddressBook;
+use super::dial::{connect, refusal, unreachable_node};
+use super::handshake::{Myself, Secret, unknown_protocol};
+use super::wire::{FromCaller, Join, from_caller, from_node};
+use crate::error::Error;
+
+/// How long a node tries to get in.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one attempt may take: a committed change of members, and an election perhaps.
+const ATTEMPT: Duration = Duration::from_secs(7);
+/// The pause between rounds over all addresses.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// The group that a node has become part of.
+pub(crate) struct Group {
+    pub(crate) cluster: u64,
+    pub(crate) epoch: u32,
+    pub(crate) members: Members,
+}
+
+/// Asks the nodes at `addresses` in turn until one lets this node in.
+///
+/// # Errors
+/// A secret or protocol that does not fit, at once; `JOIN` after a minute without success, with the last reason.
+pub(crate) async fn join(
+    addresses: &[String],
+    myself: &Myself,
+    secret: &Secret,
+    book: &AddressBook,
+) -> Result<Group, Error> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let mut last = None;
+        for address in addresses {
+            let attempt = tokio::time::timeout(ATTEMPT, ask(address, myself, secret, book)).await;
+            match attempt.unwrap_or_else(|_| Err(unreachable_node(address, "no answer in time"))) {
+                Ok(group) => return Ok(group),
+                Err(error) if matches!(error.reason(), "FOREIGN_SECRET" | "PEER_PROTOCOL") => return Err(error),
+                Err(error) => {
+                    tracing::info!(address, %error, "not let in yet");
+                    last = Some(error);
+                }
+            }
+        }
+        if Instant::now() >= end {
+            let why = last.map_or_else(|| "no address was given".to_owned(), |error| error.to_string());
+            let message = format!("no node of cluster.join = {addresses:?} let this node in: {why}");
+            return Err(Error::new(ErrorKind::Unavailable, "JOIN", message).field("cluster.join"));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn ask(address: &str, myself: &Myself, secret: &Secret, book: &AddressBook) -> Result<Group, Error> {
+    let mut connection = connect(address, myself, secret, Lane::Call.number()).await?;
+    let part = Some(from_caller::Part::Join(Join { life: myself.incarnation.0 }));
+    let gone = |_| unreachable_node(address, "it hung up");
+    connection.messages.send(FromCaller { part }).await.map_err(gone)?;
+    let joined = loop {
+        let reply = connection.replies.message().await;
+        let reply = reply.map_err(|status| refusal(address, &status))?;
+        match reply.and_then(|reply| reply.part) {
+            Some(from_node::Part::Peers(peers)) => book.learn_all(&peers.known),
+            Some(from_node::Part::Joined(joined)) => break joined,
+            _ => return Err(unknown_protocol("answer to a join")),
+        }
+    };
+    let members = Members::decode(&joined.members).ok_or_else(|| unknown_protocol("list of members"))?;
+    Ok(Group { cluster: connection.welcome.cluster, epoch: connection.welcome.epoch, members })
+}
