@@ -8,6 +8,7 @@ use tidepool_metadata::TenantId;
 use tonic::metadata::AsciiMetadataValue;
 
 use crate::call::{Client, Parts};
+use crate::channels::Channels;
 use crate::endpoint::ServerAddress;
 use crate::error::Error;
 use crate::local::LocalReads;
@@ -17,6 +18,11 @@ use crate::native::Native;
 const FRAME_BYTES: u32 = 1 << 20;
 /// HTTP/2 knows no larger windows.
 const LARGEST_WINDOW_BYTES: u32 = (1 << 31) - 1;
+
+/// How long a connection may be silent during a call before it counts as lost: it is asked for a sign of life after as
+/// long, so a frozen node costs twice that. With one node there is nowhere else to go.
+const SILENCE_OF_MANY: Duration = Duration::from_secs(1);
+const SILENCE_OF_ONE: Duration = Duration::from_secs(10);
 
 /// Settings of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +115,8 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Adds a server: `host:port`, `http://host:port` or `unix:/path`. Connections are spread over all that are given.
+    /// Adds a server: `host:port`, `http://host:port` or `unix:/path`. Connections are spread over all that are given: any
+    /// node of a cluster serves all of it. One that can't be reached, or says nothing, is passed over for a while.
     #[must_use]
     pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
         self.endpoints.push(endpoint.into());
@@ -176,9 +183,11 @@ impl ClientBuilder {
             }
             _ => None,
         };
+        // Where there is another node to go to, a silent one is not waited for: it may be frozen, its connections open.
+        let patience = if addresses.len() > 1 { SILENCE_OF_MANY } else { SILENCE_OF_ONE };
         let places = (0..addresses.len()).cycle().take(settings.connections.max(addresses.len()));
-        let channels = places.map(|place| Ok((addresses[place].channel(&settings)?, place)));
-        let channels = channels.collect::<Result<_, Error>>()?;
+        let channels = places.map(|place| Ok((place, addresses[place].channel(&settings, patience)?)));
+        let channels = Channels::new(channels.collect::<Result<_, Error>>()?, addresses.len());
         let natives = addresses.into_iter().map(Native::new).collect();
         let secret = self.token.as_ref().map(|token| sha2::Sha256::digest(token).into());
         let authorization = self.token.map(|token| {

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use tonic::{Request, Status};
 use tower::ServiceExt;
 
 use crate::builder::{ClientBuilder, ClientSettings};
+use crate::channels::Channels;
 use crate::error::Error;
 use crate::local::LocalReads;
 use crate::native::{Link, Native, blocking};
@@ -33,7 +34,7 @@ pub struct Client {
 /// What a client is made of, beside its settings.
 pub(crate) struct Parts {
     /// Connections, and which of `natives` is the same node.
-    pub(crate) channels: Vec<(Channel, usize)>,
+    pub(crate) channels: Channels,
     /// One a node.
     pub(crate) natives: Vec<Native>,
     pub(crate) authorization: Option<AsciiMetadataValue>,
@@ -45,9 +46,8 @@ pub(crate) struct Parts {
 }
 
 struct Inner {
-    channels: Vec<(Channel, usize)>,
+    channels: Channels,
     natives: Vec<Native>,
-    next: AtomicUsize,
     authorization: Option<AsciiMetadataValue>,
     secret: Option<[u8; 32]>,
     engine: Mutex<Option<Engine>>,
@@ -118,7 +118,6 @@ impl Client {
         let inner = Inner {
             channels,
             natives,
-            next: AtomicUsize::new(0),
             authorization,
             secret,
             engine: Mutex::default(),
@@ -210,10 +209,23 @@ impl Client {
     {
         let mut repetition = self.begin(operation, repeatable);
         loop {
-            match repetition.within_deadline(attempt(self.attempt(repetition.deadline))).await {
+            let next = self.attempt(repetition.deadline);
+            let place = next.place;
+            let answer = repetition.within_deadline(attempt(next)).await;
+            self.note(place, answer.as_ref().err());
+            match answer {
                 Ok(answer) => return Ok(answer),
                 Err(error) => repetition.pause_after(error).await?,
             }
+        }
+    }
+
+    /// Remembers how a node answered, for the next calls.
+    fn note(&self, place: usize, error: Option<&Error>) {
+        match error {
+            Some(Error::Refused(refusal)) if refusal.is_transport => self.inner.channels.failed(place),
+            Some(Error::Deadline { .. }) => {}
+            _ => self.inner.channels.answered(place),
         }
     }
 
@@ -234,6 +246,7 @@ impl Client {
         let mut repetition = self.begin(operation, repeatable);
         loop {
             let attempt = self.attempt(repetition.deadline);
+            let place = attempt.place;
             let answer = match self.link_of(&attempt).await {
                 Some(link) => {
                     let (native, deadline, used) = (native.clone(), repetition.deadline.into_std(), Arc::clone(&link));
@@ -242,6 +255,7 @@ impl Client {
                 }
                 None => repetition.within_deadline(grpc(attempt)).await,
             };
+            self.note(place, answer.as_ref().err());
             match answer {
                 Ok(answer) => return Ok(answer),
                 Err(error) => repetition.pause_after(error).await?,
@@ -295,22 +309,24 @@ impl Client {
     }
 
     pub(crate) fn begin(&self, operation: &'static str, repeatable: Repeatable) -> Repetition {
-        let Inner { settings, seeds, .. } = &*self.inner;
+        let Inner { settings, seeds, channels, .. } = &*self.inner;
         let now = Instant::now();
+        // Each node but one may be the wrong one to ask, some more than once while it goes.
+        let others = u32::try_from(channels.nodes() - 1).unwrap_or(u32::MAX);
+        let retries = if settings.retries == 0 { 0 } else { settings.retries.saturating_add(others.saturating_mul(4)) };
         Repetition {
             operation,
             repeatable,
             allowed: settings.deadline,
             deadline: now + settings.deadline,
-            backoff: Backoff::new(settings.retries, seeds.hash_one(now)),
+            backoff: Backoff::new(retries, seeds.hash_one(now)),
         }
     }
 
     /// Each attempt takes the next connection, so that a repetition goes to another server where there is one.
     pub(crate) fn attempt(&self, deadline: Instant) -> Attempt {
         let inner = &*self.inner;
-        let turn = inner.next.fetch_add(1, Ordering::Relaxed) % inner.channels.len();
-        let (channel, place) = inner.channels[turn].clone();
+        let (place, channel) = inner.channels.take();
         self.attempt_by(channel, place, deadline)
     }
 

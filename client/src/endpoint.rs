@@ -56,8 +56,9 @@ impl fmt::Display for ServerAddress {
 }
 
 impl ServerAddress {
-    /// A channel that connects on first use, and again whenever the connection is lost. Needs a tokio runtime.
-    pub(crate) fn channel(&self, settings: &ClientSettings) -> Result<Channel, Error> {
+    /// A channel that connects on first use, and again whenever the connection is lost; after `patience` without a sign of
+    /// life during a call it counts as lost. Needs a tokio runtime.
+    pub(crate) fn channel(&self, settings: &ClientSettings, patience: Duration) -> Result<Channel, Error> {
         let uri = match self {
             Self::Tcp(authority) => format!("http://{authority}"),
             Self::Unix(path) => format!("unix:{}", path.display()),
@@ -69,8 +70,8 @@ impl ServerAddress {
             .initial_stream_window_size(settings.stream_window_bytes)
             .initial_connection_window_size(settings.connection_window_bytes)
             .max_frame_size(settings.frame_bytes)
-            .http2_keep_alive_interval(Duration::from_secs(10))
-            .keep_alive_timeout(Duration::from_secs(10))
+            .http2_keep_alive_interval(patience)
+            .keep_alive_timeout(patience)
             .tcp_nodelay(true)
             .connect_lazy())
     }

@@ -23,6 +23,7 @@
 mod batch;
 mod builder;
 mod call;
+mod channels;
 mod endpoint;
 mod error;
 mod get;

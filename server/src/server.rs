@@ -77,8 +77,8 @@ impl Server {
 
         let built = plan::node(&config, &folder)?;
         let nvme: Option<NvmeConfig> = built.nvme.clone();
-        let peers = Peers::prepare(&config, &auth, &folder, &addresses).await?;
-        let node = Node::start(built, Arc::clone(&folder), peers.membership(&addresses)).await?;
+        let peers = Peers::prepare(&config, &auth, &folder, grpc_address).await?;
+        let node = Node::start(built, Arc::clone(&folder), peers.membership(admin_address)).await?;
         let (ready, readiness) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
         let inflight = Inflight::new(config.limits.inflight_bytes.0);
@@ -184,8 +184,8 @@ impl Peers {
         let address = match &config.cluster.advertise {
             Some(address) => address.clone(),
             // Nobody can call that: such a node stays alone, or says where it is.
-            None if addresses.grpc.ip().is_unspecified() => String::new(),
-            None => addresses.grpc.to_string(),
+            None if listens.ip().is_unspecified() => String::new(),
+            None => listens.to_string(),
         };
         let mut myself =
             Myself { node: folder.node(), incarnation: folder.incarnation(), cluster: 0, epoch: 0, address };
@@ -220,11 +220,11 @@ impl Peers {
         Ok(Self { myself, secret, token, book, dialer, formation })
     }
 
-    fn membership(&self, addresses: &Addresses) -> Membership {
+    fn membership(&self, admin: SocketAddr) -> Membership {
         let advertised = NodeAddresses {
             grpc: self.myself.address.clone(),
             engine: String::new(),
-            admin: addresses.admin.to_string(),
+            admin: admin.to_string(),
         };
         Membership {
             formation: self.formation.clone(),

@@ -2,4 +2,5 @@
 //! and kill.
 
 pub mod bench;
+pub mod cluster;
 pub mod node_process;

@@ -16,6 +16,9 @@ use tidepool_client::Client;
 /// How long a node may take until it serves, and until it has ended after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long admin HTTP may take: a frozen node answers nothing.
+const ANSWER: Duration = Duration::from_secs(10);
+
 /// What a node is started with.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
@@ -137,6 +140,16 @@ impl NodeProcess {
         Client::builder().endpoint(self.grpc.to_string()).connections(connections).build()
     }
 
+    /// `POST path` of admin HTTP with a JSON body; answers JSON.
+    ///
+    /// # Errors
+    /// As [`NodeProcess::admin`].
+    pub fn change(&self, path: &str, body: &serde_json::Value) -> std::io::Result<serde_json::Value> {
+        let body = body.to_string();
+        let head = format!("POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}", body.len());
+        Ok(serde_json::from_str(&self.exchange(&head, &body)?)?)
+    }
+
     /// `GET path` of admin HTTP, as JSON.
     ///
     /// # Errors
@@ -147,10 +160,14 @@ impl NodeProcess {
 
     /// The body of the answer to `GET path`.
     fn ask(&self, path: &str) -> std::io::Result<String> {
+        self.exchange(&format!("GET {path} HTTP/1.0"), "")
+    }
+
+    fn exchange(&self, head: &str, body: &str) -> std::io::Result<String> {
         use std::io::{Read as _, Write as _};
-        let mut stream = std::net::TcpStream::connect(self.admin)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin)?;
+        let mut stream = std::net::TcpStream::connect_timeout(&self.admin, ANSWER)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        write!(stream, "{head}\r\nHost: {}\r\n\r\n{body}", self.admin)?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned())
@@ -202,14 +219,35 @@ impl NodeProcess {
         Ok(())
     }
 
+    /// Stops the process where it is, its connections open (SIGSTOP).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn freeze(&self) -> Result<(), NodeError> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets a frozen process go on (SIGCONT).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn thaw(&self) -> Result<(), NodeError> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), NodeError> {
+        if let Some(id) = i32::try_from(self.id()).ok().and_then(Pid::from_raw) {
+            kill_process(id, signal).map_err(std::io::Error::from)?;
+        }
+        Ok(())
+    }
+
     /// Asks the process to end (SIGTERM), and waits until it has.
     ///
     /// # Errors
     /// [`NodeError::StillRunning`]; the system's.
     pub fn stop(&mut self) -> Result<ExitStatus, NodeError> {
-        if let Some(id) = i32::try_from(self.id()).ok().and_then(Pid::from_raw) {
-            kill_process(id, Signal::TERM).map_err(std::io::Error::from)?;
-        }
+        self.signal(Signal::TERM)?;
         let asked = Instant::now();
         while asked.elapsed() < PATIENCE {
             if let Some(status) = self.child.try_wait()? {

@@ -6,6 +6,7 @@
 
 mod admin;
 mod admin_http;
+mod cluster;
 mod config;
 mod connection;
 mod doctor;
@@ -58,6 +59,9 @@ enum Command {
     /// Show or change what a node has and does
     #[command(subcommand)]
     Admin(admin::AdminCommand),
+    /// Run several nodes on this machine
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// Replay a recorded trace and check every byte of every hit
     Replay(replay::ReplayArguments),
     /// Look at this machine: what is there, and what follows from it
@@ -102,6 +106,7 @@ fn dispatch(arguments: Arguments, output: &Output) -> Result<ExitCode, Failure> 
         Command::Ls(arguments) => runtime()?.block_on(objects::list(&arguments, &connection, output)),
         Command::Stat(arguments) => runtime()?.block_on(objects::stat(&arguments, &connection, output)),
         Command::Admin(command) => runtime()?.block_on(admin::run(&command, &connection, output)),
+        Command::Cluster(command) => runtime()?.block_on(cluster::run(&command, output)),
         Command::Replay(arguments) => runtime()?.block_on(replay::run(&arguments, &connection, output)),
     }
 }

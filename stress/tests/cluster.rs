@@ -1,0 +1,320 @@
+//! Three real processes: whoever is killed, frozen or cut off, nothing that was acknowledged is lost, and no byte is wrong.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tidepool_client::{Client, ErrorKind, PutOptions};
+use tidepool_stress::cluster::{Cluster, program};
+use tidepool_stress::node_process::NodeProcess;
+
+const WRITERS: usize = 3;
+
+fn start(count: usize) -> Cluster {
+    let program = program(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
+    tokio::task::block_in_place(|| Cluster::start_voters(program, count, &["store.slice_bytes=256KiB"])).unwrap()
+}
+
+/// The value of object `number`: every byte follows from the number.
+fn value(number: u64) -> Bytes {
+    let length = 1 + (number.wrapping_mul(0x9E37_79B9) % 5_000) as usize;
+    (0..length).map(|at| (number.wrapping_mul(31) as usize + at * 7) as u8).collect::<Vec<_>>().into()
+}
+
+/// Puts and gets until it is told to stop, through whatever happens; notes what was acknowledged.
+#[derive(Clone, Default)]
+struct Load {
+    next: Arc<AtomicU64>,
+    acknowledged: Arc<Mutex<BTreeSet<u64>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Load {
+    fn start(&self, client: &Client) -> tokio::task::JoinSet<()> {
+        self.stop.store(false, Ordering::SeqCst);
+        (0..WRITERS).fold(tokio::task::JoinSet::new(), |mut writers, _| {
+            writers.spawn(self.clone().run(client.clone()));
+            writers
+        })
+    }
+
+    async fn run(self, client: Client) {
+        while !self.stop.load(Ordering::SeqCst) {
+            let number = self.next.fetch_add(1, Ordering::SeqCst);
+            match client.put(format!("k/{number}"), value(number), &PutOptions::default()).await {
+                Ok(_) => drop(self.acknowledged.lock().insert(number)),
+                // Whether it was done is unknown, and is not asked about.
+                Err(error) => assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),
+            }
+            let known = self.acknowledged.lock().range(number / 2..).next().copied();
+            let Some(known) = known else { continue };
+            match client.get(format!("k/{known}")).await {
+                Ok(Some(found)) => assert!(found.value == value(known), "wrong bytes of k/{known}"),
+                Ok(None) => panic!("k/{known} was acknowledged and is missing"),
+                // Its node is not there: unavailable is no loss.
+                Err(error) => assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),
+            }
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.acknowledged.lock().len()
+    }
+
+    /// Waits until so many more are acknowledged: the cluster serves.
+    async fn progress(&self, more: usize) {
+        let target = self.count() + more;
+        let reached = async {
+            while self.count() < target {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), reached).await.expect("puts go on");
+    }
+
+    async fn end(&self, mut writers: tokio::task::JoinSet<()>) {
+        self.stop.store(true, Ordering::SeqCst);
+        while let Some(ended) = writers.join_next().await {
+            ended.unwrap();
+        }
+    }
+
+    /// All nodes run: everything that was acknowledged is there.
+    async fn check(&self, cluster: &Cluster) {
+        tokio::task::block_in_place(|| cluster.wait_for_recovery());
+        let client = cluster.client(Duration::from_secs(20)).unwrap();
+        for number in self.acknowledged.lock().clone() {
+            let found = client.get(format!("k/{number}")).await.unwrap();
+            let found = found.unwrap_or_else(|| panic!("k/{number} was acknowledged and is lost"));
+            assert!(found.value == value(number), "wrong bytes of k/{number}");
+        }
+    }
+}
+
+fn blocking<A>(work: impl FnOnce() -> A) -> A {
+    tokio::task::block_in_place(work)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_killed_under_load_costs_nothing_that_was_acknowledged() {
+    let mut cluster = start(3);
+    let load = Load::default();
+    let writers = load.start(&cluster.client(Duration::from_secs(10)).unwrap());
+    for _ in 0..2 {
+        load.progress(60).await;
+        let leader = blocking(|| cluster.wait_for_leader());
+        blocking(|| cluster.kill(leader)).unwrap();
+        load.progress(60).await;
+        assert_ne!(blocking(|| cluster.wait_for_leader()), leader);
+        blocking(|| cluster.restart(leader)).unwrap();
+        load.progress(20).await;
+    }
+    load.end(writers).await;
+    load.check(&cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_frozen_and_comes_back_serves_nothing_old() {
+    let cluster = start(3);
+    let load = Load::default();
+    let writers = load.start(&cluster.client(Duration::from_secs(10)).unwrap());
+    load.progress(60).await;
+    let leader = blocking(|| cluster.wait_for_leader());
+    let frozen = cluster.node(leader).unwrap();
+    frozen.freeze().unwrap();
+    load.progress(60).await;
+    // Alone with it, a client must not hear what was true before.
+    let key = "written while the leader was frozen";
+    let others: Vec<String> =
+        cluster.running().filter(|(position, _)| *position != leader).map(|(_, node)| node.grpc.to_string()).collect();
+    let others = others.iter().fold(Client::builder(), |builder, other| builder.endpoint(other)).build().unwrap();
+    others.put(key, "new".into(), &PutOptions::default()).await.unwrap();
+    frozen.thaw().unwrap();
+    let old = frozen.client(1).unwrap();
+    let found = old.exists(key).await.unwrap();
+    assert_eq!(found, tidepool_client::Existence::Present, "a miss is confirmed by who leads now");
+    load.progress(20).await;
+    load.end(writers).await;
+    load.check(&cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_comes_and_goes_and_takes_a_snapshot_when_it_is_far_behind() {
+    let mut cluster = start(3);
+    let load = Load::default();
+    let writers = load.start(&cluster.client(Duration::from_secs(10)).unwrap());
+    load.progress(40).await;
+    let leader = blocking(|| cluster.wait_for_leader());
+    let follower = (leader + 1) % 3;
+    let before = cluster.node(follower).unwrap().admin("/v1/raft").unwrap()["log_last"].as_u64().unwrap();
+    blocking(|| cluster.kill(follower)).unwrap();
+    load.progress(100).await;
+    for (_, node) in cluster.running() {
+        node.change("/v1/raft/snapshot", &serde_json::json!({})).unwrap();
+    }
+    let compacted = |cluster: &Cluster| {
+        let first = |node: &NodeProcess| node.admin("/v1/raft").ok()?["log_first"].as_u64();
+        cluster.running().filter(|(position, _)| *position != follower).all(|(_, node)| first(node) > Some(before + 1))
+    };
+    blocking(|| cluster.until("the log is compacted", compacted));
+    blocking(|| cluster.restart(follower)).unwrap();
+    let caught_up = |cluster: &Cluster| {
+        let raft = cluster.node(follower).unwrap().admin("/v1/raft").unwrap_or_default();
+        raft["log_first"].as_u64() > Some(before + 1) && raft["in_contact"] == true
+    };
+    blocking(|| cluster.until("the follower has a snapshot", caught_up));
+    load.progress(20).await;
+    load.end(writers).await;
+    load.check(&cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minority_answers_nothing_that_it_cannot_know() {
+    let cluster = start(3);
+    let client = cluster.client(Duration::from_secs(10)).unwrap();
+    client.put("k", "v".into(), &PutOptions::default()).await.unwrap();
+    let leader = blocking(|| cluster.wait_for_leader());
+    let others: Vec<_> = cluster.running().filter(|(position, _)| *position != leader).map(|(_, node)| node).collect();
+    others.iter().for_each(|node| node.freeze().unwrap());
+    let alone = cluster.node(leader).unwrap();
+    let lonely = Client::builder().endpoint(alone.grpc.to_string()).deadline(Duration::from_secs(3)).build().unwrap();
+    let put = lonely.put("other", "v".into(), &PutOptions::default()).await.unwrap_err();
+    assert!(matches!(put.kind(), ErrorKind::Deadline | ErrorKind::Unavailable), "{put}");
+    let missing = lonely.exists("nobody knows").await.unwrap_err();
+    assert!(
+        matches!(missing.kind(), ErrorKind::Deadline | ErrorKind::Unavailable),
+        "a miss is not confirmed: {missing}"
+    );
+    others.iter().for_each(|node| node.thaw().unwrap());
+    client.put("after", "v".into(), &PutOptions::default()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_grows_from_one_to_three_while_it_serves() {
+    let mut cluster = start(1);
+    let load = Load::default();
+    let writers = load.start(&cluster.client(Duration::from_secs(10)).unwrap());
+    load.progress(40).await;
+    blocking(|| cluster.join()).unwrap();
+    blocking(|| cluster.join()).unwrap();
+    blocking(|| cluster.until("all vote", |cluster| cluster.voters() == Some(3)));
+    load.progress(40).await;
+    load.end(writers).await;
+    // The one that was all of it goes: the others know everything.
+    blocking(|| cluster.kill(0)).unwrap();
+    let client = cluster.client(Duration::from_secs(20)).unwrap();
+    for number in load.acknowledged.lock().clone() {
+        let known = client.exists(format!("k/{number}")).await.unwrap();
+        assert_ne!(known, tidepool_client::Existence::Missing, "k/{number} was acknowledged");
+    }
+    blocking(|| cluster.restart(0)).unwrap();
+    load.check(&cluster).await;
+}
+
+/// Starts a node that is to be refused; answers what it said.
+fn refused(cluster: &Cluster, position: usize, more: &[String]) -> String {
+    let options = cluster.options_of(position, more);
+    let log = options.data.join("node.log");
+    let mut command = std::process::Command::new(&options.program);
+    command.args(["serve", "--json", "--set", "grpc.listen=127.0.0.1:0", "--set", "admin.listen=127.0.0.1:0"]);
+    command.arg("--data").arg(&options.data).args(["--dram", "16MiB", "--nvme", "0"]);
+    for setting in &options.settings {
+        command.args(["--set", setting]);
+    }
+    let output = command.output().unwrap();
+    assert!(!output.status.success(), "it was to be refused; see {}", log.display());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_are_refused_by_name() {
+    let secrets = tempfile::tempdir().unwrap();
+    let secret = |name: &str| {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = secrets.path().join(name);
+        std::fs::write(&path, format!("{name:0>16}")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        format!("cluster.secret_file='{}'", path.display())
+    };
+    let program = program(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
+    let one = blocking(|| Cluster::start(program.clone(), &[&secret("right")])).unwrap();
+    let join = format!("cluster.join=['{}']", one.node(0).unwrap().grpc);
+    // A secret that is not the cluster's.
+    let said = blocking(|| refused(&one, 7, &[secret("wrong"), join.clone()]));
+    assert!(said.contains("FOREIGN_SECRET"), "{said}");
+    // A folder that belongs to another group.
+    let mut other = blocking(|| Cluster::start(program, &[&secret("right")])).unwrap();
+    blocking(|| other.stop(0)).unwrap();
+    let said = blocking(|| refused(&other, 0, std::slice::from_ref(&join)));
+    assert!(said.contains("FOREIGN_CLUSTER"), "{said}");
+}
+
+/// A voter whose log is damaged serves nothing, says so, and comes back as a new member.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_log_is_found_and_its_voter_can_be_replaced() {
+    let mut cluster = start(3);
+    let client = cluster.client(Duration::from_secs(10)).unwrap();
+    for number in 0..40 {
+        client.put(format!("k/{number}"), value(number), &PutOptions::default()).await.unwrap();
+    }
+    let leader = blocking(|| cluster.wait_for_leader());
+    let damaged = (leader + 1) % 3;
+    blocking(|| cluster.kill(damaged)).unwrap();
+    let log = cluster.data(damaged).join("catalog/log");
+    let files = std::fs::read_dir(&log).unwrap().map(|file| file.unwrap().path());
+    let path = files.filter(|path| path.extension().is_some_and(|kind| kind == "log")).max().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x10;
+    std::fs::write(&path, bytes).unwrap();
+    let said = blocking(|| refused(&cluster, damaged, &[]));
+    assert!(said.contains("CATALOG_UNUSABLE") && said.contains("orruption"), "{said}");
+    // What an operator does.
+    let options = cluster.options_of(damaged, &[]);
+    let mut rejoin = std::process::Command::new(&options.program);
+    let rejoined = rejoin.args(["admin", "raft", "rejoin", "--data"]).arg(&options.data).status().unwrap();
+    assert!(rejoined.success());
+    blocking(|| cluster.restart(damaged)).unwrap();
+    blocking(|| cluster.until("three vote again", |cluster| cluster.voters() == Some(3)));
+    blocking(|| cluster.wait_for_recovery());
+    for number in 0..40 {
+        let found = client.get(format!("k/{number}")).await.unwrap().expect("it was acknowledged");
+        assert!(found.value == value(number));
+    }
+}
+
+/// A folder as it was some time ago: its voter acknowledged what it no longer has.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_data_folder_is_found_out() {
+    let mut cluster = start(3);
+    let client = cluster.client(Duration::from_secs(10)).unwrap();
+    client.put("before", "v".into(), &PutOptions::default()).await.unwrap();
+    let leader = blocking(|| cluster.wait_for_leader());
+    let follower = (leader + 1) % 3;
+    blocking(|| cluster.stop(follower)).unwrap();
+    let (catalog, copy) = (cluster.data(follower).join("catalog"), cluster.data(follower).join("copy"));
+    let copied = std::process::Command::new("cp").arg("-a").args([&catalog, &copy]).status().unwrap();
+    assert!(copied.success());
+    blocking(|| cluster.restart(follower)).unwrap();
+    for number in 0..30 {
+        client.put(format!("k/{number}"), value(number), &PutOptions::default()).await.unwrap();
+    }
+    let last = |cluster: &Cluster, position: usize| {
+        cluster.node(position).and_then(|node| node.admin("/v1/raft").ok()?["applied"].as_u64())
+    };
+    blocking(|| cluster.until("the follower has it", |cluster| last(cluster, follower) >= last(cluster, leader)));
+    blocking(|| cluster.kill(follower)).unwrap();
+    std::fs::remove_dir_all(&catalog).unwrap();
+    std::fs::rename(&copy, &catalog).unwrap();
+    blocking(|| cluster.restart(follower)).unwrap();
+    let failed = |cluster: &Cluster| {
+        let raft = cluster.node(follower).and_then(|node| node.admin("/v1/raft").ok()).unwrap_or_default();
+        raft["failure"].as_str().is_some_and(|failure| failure.contains("acknowledged"))
+    };
+    blocking(|| cluster.until("the old folder is found out", failed));
+    client.put("after", "v".into(), &PutOptions::default()).await.unwrap();
+}
