@@ -221,7 +221,8 @@ fn refused(cluster: &Cluster, position: usize, more: &[String]) -> String {
     let log = options.data.join("node.log");
     let mut command = std::process::Command::new(&options.program);
     command.args(["serve", "--json", "--set", "grpc.listen=127.0.0.1:0", "--set", "admin.listen=127.0.0.1:0"]);
-    command.arg("--data").arg(&options.data).args(["--dram", "16MiB", "--nvme", "0"]);
+    // As large as it was: a segment of another size is another segment.
+    command.arg("--data").arg(&options.data).args(["--dram", &options.dram_bytes.to_string(), "--nvme", "0"]);
     for setting in &options.settings {
         command.args(["--set", setting]);
     }

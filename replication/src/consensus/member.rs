@@ -49,8 +49,15 @@ const LONGEST_LIST: usize = 1024;
 
 impl Members {
     /// A group whose only voter is `member`, from the beginning.
-    pub(super) fn alone(member: MemberId) -> Self {
+    #[must_use]
+    pub fn alone(member: MemberId) -> Self {
         Self { index: 0, state: ConfState::from((vec![member.0], vec![])) }
+    }
+
+    /// As Raft writes them.
+    #[must_use]
+    pub fn state(&self) -> &ConfState {
+        &self.state
     }
 
     /// As of which entry.

@@ -237,7 +237,7 @@ struct Begun {
 }
 
 fn read_begun(answer: &[u8]) -> Option<Begun> {
-    fn number<'a>(rest: &mut &'a [u8]) -> Option<u64> {
+    fn number(rest: &mut &[u8]) -> Option<u64> {
         let (&value, behind) = rest.split_first_chunk()?;
         *rest = behind;
         Some(u64::from_le_bytes(value))

@@ -12,27 +12,43 @@ use tidepool_client::{Client, ClientSettings, GetOptions, ObjectStream, StoredIn
 use tidepool_metadata::catalog::{Answer, ObjectLocation, Query};
 use tidepool_metadata::{ErrorKind, NodeId, TenantId};
 use tidepool_replication::Read;
+use tokio::time::Instant;
 
 use super::{NodeService, ObjectName, RangeRequest, error};
 use crate::error::Error;
 use crate::peers::AddressBook;
 
-/// How long a node may take to answer, and with each piece.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// How long a node may take to answer, and with each piece: some reads of a busy disk.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// How long a node that did not is not asked again: it may be frozen, and each read would wait for that.
+const REST: Duration = Duration::from_secs(1);
 /// Connections to each node.
 const CONNECTIONS: usize = 2;
+
+/// One for each node and tenant, with the address that it is for.
+type Clients = HashMap<(NodeId, TenantId), (String, Client)>;
 
 /// Clients of other nodes. Cheap to clone.
 #[derive(Clone)]
 pub struct Remotes {
     book: Arc<AddressBook>,
     token: Option<Arc<str>>,
-    clients: Arc<Mutex<HashMap<(NodeId, TenantId), (String, Client)>>>,
+    clients: Arc<Mutex<Clients>>,
+    /// Until when nodes are left alone.
+    resting: Arc<Mutex<HashMap<NodeId, Instant>>>,
 }
 
 impl Remotes {
     pub(crate) fn new(book: Arc<AddressBook>, token: Option<&str>) -> Self {
-        Self { book, token: token.map(Arc::from), clients: Arc::default() }
+        Self { book, token: token.map(Arc::from), clients: Arc::default(), resting: Arc::default() }
+    }
+
+    fn rests(&self, node: NodeId) -> bool {
+        self.resting.lock().get(&node).is_some_and(|&until| until > Instant::now())
+    }
+
+    fn rest(&self, node: NodeId) {
+        self.resting.lock().insert(node, Instant::now() + REST);
     }
 
     fn client(&self, node: NodeId, tenant: TenantId, tenant_name: &str) -> Option<Client> {
@@ -74,7 +90,7 @@ impl NodeService {
         let version = location.version.to_string();
         for copy in &location.replicas {
             let node = copy.replica.node;
-            if node == self.inner.node {
+            if node == self.inner.node || self.inner.remotes.rests(node) {
                 continue;
             }
             let Some(client) = self.inner.remotes.client(node, name.tenant, &tenant_name) else { continue };
@@ -84,7 +100,12 @@ impl NodeService {
                 Ok(Some(stream)) => return Ok(Some(stream)),
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::Invalid => return Err(from_client(&error)),
-                Err(error) => tracing::debug!(%node, %error, "a copy can't be read"),
+                Err(error) => {
+                    tracing::debug!(%node, %error, "a copy can't be read");
+                    if error.reason() == "UNREACHABLE" || error.kind() == ErrorKind::Deadline {
+                        self.inner.remotes.rest(node);
+                    }
+                }
             }
         }
         Ok(None)

@@ -222,10 +222,12 @@ impl<L: LogStore, H: Host> Core<L, H> {
         let failed = |transfer: &Transfer<H::Changer>| {
             transfer.began.is_some_and(|began| began > 0 && began + 2 * ELECTION_NANOS < now)
         };
-        if self.leads() && self.raw.raft.lead_transferee.is_none() && self.transfer.as_ref().is_some_and(failed) {
-            if let Some(changer) = self.transfer.take().and_then(|transfer| transfer.changer) {
-                host.settle(changer, Err(CatalogError::NotCaughtUp));
-            }
+        let has_failed = self.raw.raft.lead_transferee.is_none() && self.transfer.as_ref().is_some_and(failed);
+        if self.leads()
+            && has_failed
+            && let Some(changer) = self.transfer.take().and_then(|transfer| transfer.changer)
+        {
+            host.settle(changer, Err(CatalogError::NotCaughtUp));
         }
         if !self.ticks.is_multiple_of(PROMOTE_TICKS) || !self.leads() {
             return;
@@ -233,7 +235,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
         let members = self.members();
         let voters = members.voters().len();
         // To the next odd number.
-        let wanted = if voters % 2 == 0 { 1 } else { 2 };
+        let wanted = if voters.is_multiple_of(2) { 1 } else { 2 };
         if members.is_changing() || voters + wanted > self.config.voters || self.change.is_some() {
             return;
         }

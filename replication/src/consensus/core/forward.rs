@@ -236,7 +236,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
         }
         loop {
             let mut writer = entry::Writer::new(self.now.log, 4 << 10);
-            let (mut own, mut items, mut count) = (Vec::new(), 0, 0);
+            let (mut origins, mut items, mut count) = (Vec::new(), 0, 0);
             while self.logged_bytes < self.config.in_flight_bytes
                 && let Some((is_own, length, more)) = self.next_command(host)
                 && (count == 0 || writer.fits(length) && items + more <= MAX_COMMAND_ITEMS)
@@ -244,16 +244,17 @@ impl<L: LogStore, H: Host> Core<L, H> {
                 items += more;
                 count += 1;
                 if is_own {
-                    own.extend(self.push_own(&mut writer));
+                    origins.extend(self.push_own(&mut writer));
                 } else if let Some(accepted) = self.forwarding.accepted.pop_front() {
                     self.forwarding.accepted_bytes -= accepted.command.len();
                     writer.push(accepted.origin, &accepted.command);
+                    origins.push(accepted.origin);
                 }
             }
             if count == 0 {
                 return Ok(());
             }
-            self.append(writer.finish(), &own)?;
+            self.append(writer.finish(), &origins)?;
         }
     }
 
@@ -275,15 +276,16 @@ impl<L: LogStore, H: Host> Core<L, H> {
         if self.forwarding.own_turn { own.or(other) } else { other.or(own) }
     }
 
-    fn push_own(&mut self, writer: &mut entry::Writer) -> Option<u64> {
+    fn push_own(&mut self, writer: &mut entry::Writer) -> Option<Origin> {
         let sequence = self.forwarding.unrouted.pop_front()?;
         let waiting = self.forwarding.waiting.get_mut(&sequence)?;
         waiting.term = self.raw.raft.term;
-        writer.push(Origin { member: self.me, sequence }, &waiting.command);
-        Some(sequence)
+        let origin = Origin { member: self.me, sequence };
+        writer.push(origin, &waiting.command);
+        Some(origin)
     }
 
-    fn append(&mut self, payload: Vec<u8>, own: &[u64]) -> Result<(), GroupError> {
+    fn append(&mut self, payload: Vec<u8>, origins: &[Origin]) -> Result<(), GroupError> {
         let bytes = payload.len();
         match self.raw.propose(Vec::new(), payload) {
             Ok(()) => {
@@ -292,13 +294,14 @@ impl<L: LogStore, H: Host> Core<L, H> {
             }
             Err(raft::Error::ProposalDropped) => {
                 // Not logged: others send theirs again, or learn of the next term.
-                for &sequence in own {
-                    if let Some(waiting) = self.forwarding.waiting.get_mut(&sequence) {
+                for &Origin { member, sequence } in origins {
+                    if member != self.me {
+                        self.forwarding.seen.entry(member).or_default().numbers.remove(&sequence);
+                    } else if let Some(waiting) = self.forwarding.waiting.get_mut(&sequence) {
                         waiting.term = 0;
                         self.forwarding.unrouted.push_back(sequence);
                     }
                 }
-                self.forwarding.seen.clear();
             }
             Err(error) => return Err(error.into()),
         }

@@ -82,6 +82,12 @@ impl<R> Committed<R> {
         LogIndex(self.entry.index)
     }
 
+    /// The entry's term.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.entry.term
+    }
+
     /// Stamp and commands of the entry, each with who waits for it here; none if the entry is the group's own.
     ///
     /// # Errors

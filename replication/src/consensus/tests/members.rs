@@ -83,7 +83,7 @@ async fn the_death_of_a_leader_loses_nothing_and_repeats_nothing() {
         stop.store(false, Ordering::SeqCst);
         network.start(leader, Formation::Found);
         assert_eq!(count(&network.member(leader), "a").await, expected, "round {round}, seen by who was dead");
-        assert_eq!(count(&network.member(next), "after").await, u64::try_from(round).unwrap() + 1);
+        assert_eq!(count(&network.member(next), "after").await, round + 1);
     }
     assert!(expected > 50, "the load was real: {expected}");
 }
