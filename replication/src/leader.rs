@@ -6,7 +6,7 @@ use tidepool_metadata::catalog::Located;
 use tokio::time::Instant;
 
 use crate::catalog_handle::CatalogHandle;
-use crate::consensus::{Read, Role};
+use crate::consensus::Read;
 use crate::error::CatalogError;
 use crate::question::{LeaderAnswer, Question, Refused};
 
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(25);
 impl CatalogHandle {
     /// Whether this voter holds the office; it may have lost it without knowing.
     pub(crate) fn leads(&self) -> bool {
-        self.status().role == Role::Leader
+        self.consensus.holds_office()
     }
 
     /// Asks whoever leads until there is an answer. What is asked can be done twice without harm: a lease is only made

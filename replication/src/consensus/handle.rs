@@ -201,6 +201,12 @@ impl<S: StateMachine> Consensus<S> {
         !self.shared.is_stopping() && self.shared.failure().is_none() && self.leads_now()
     }
 
+    /// Whether this voter holds the office of leader; it may have lost it without knowing.
+    #[must_use]
+    pub fn holds_office(&self) -> bool {
+        self.shared.leader_from.load(Ordering::Acquire) != 0
+    }
+
     /// Takes a message of another member, which came over a connection that proved to be of this cluster. Never waits.
     /// Needs a tokio runtime.
     pub fn receive(&self, lane: Lane, message: Vec<u8>) {
