@@ -178,7 +178,7 @@ struct Peers {
 
 impl Peers {
     /// Finds out who this node is; one without a catalog, and with `cluster.join`, becomes part of a group first.
-    async fn prepare(config: &Config, auth: &Auth, folder: &DataFolder, addresses: &Addresses) -> Result<Self, Error> {
+    async fn prepare(config: &Config, auth: &Auth, folder: &DataFolder, listens: SocketAddr) -> Result<Self, Error> {
         let secret = Secret::new(auth.secret());
         let book = Arc::new(AddressBook::open(folder.path().join("peers.json")));
         let address = match &config.cluster.advertise {
@@ -221,11 +221,8 @@ impl Peers {
     }
 
     fn membership(&self, admin: SocketAddr) -> Membership {
-        let advertised = NodeAddresses {
-            grpc: self.myself.address.clone(),
-            engine: String::new(),
-            admin: admin.to_string(),
-        };
+        let advertised =
+            NodeAddresses { grpc: self.myself.address.clone(), engine: String::new(), admin: admin.to_string() };
         Membership {
             formation: self.formation.clone(),
             transport: Arc::new(self.dialer.clone()),

@@ -78,6 +78,8 @@ impl Node {
         command.args(["serve", "--json", "--dram", "64MiB", "--nvme", "0", "--data"]).arg(&data);
         command.args(["--set", &format!("grpc.listen='{}'", listen[0])]);
         command.args(["--set", &format!("admin.listen='{}'", listen[1])]);
+        // Of its own choosing also when the node comes back at its address: the next port may be somebody's.
+        command.args(["--set", "engine.listen='127.0.0.1:0'"]);
         command.args(["--set", &format!("dram.folder='{}'", segments.display())]);
         if !join.is_empty() {
             command.args(["--join", &join.join(",")]);

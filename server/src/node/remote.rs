@@ -64,6 +64,7 @@ impl Remotes {
             connect_timeout: Duration::from_secs(1),
             connections: CONNECTIONS,
             local_reads: false,
+            native: false,
             retries: 0,
             ..ClientSettings::default()
         };
