@@ -278,6 +278,8 @@ impl Host for SimulatedHost {
         self.out.push((target, lane, message));
     }
 
+    fn committed(&mut self, _: LogIndex) {}
+
     fn apply(&mut self, entries: Vec<Committed<u64>>) -> Result<(), GroupError> {
         for mut entry in entries {
             let (index, term) = (entry.index().0, entry.term());

@@ -77,6 +77,10 @@ impl<S: StateMachine> Host for Threads<S> {
         self.transport.send(target, lane, message);
     }
 
+    fn committed(&mut self, index: LogIndex) {
+        self.shared.commit.fetch_max(index.0, Ordering::AcqRel);
+    }
+
     fn apply(&mut self, entries: Vec<Committed<Self::Reply>>) -> Result<(), GroupError> {
         self.handed_bytes += entries.iter().map(|committed| committed.entry.data.len() as u64).sum::<u64>();
         if let Some(last) = entries.last() {

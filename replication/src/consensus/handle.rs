@@ -26,6 +26,9 @@ use crate::error::CatalogError;
 /// How long a read waits for the point from which it may be answered.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a leader's read waits for its own apply before it goes the long way.
+const LEADER_WAIT: Duration = Duration::from_millis(500);
+
 /// What a read must have seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
@@ -114,7 +117,7 @@ impl<S: StateMachine> Consensus<S> {
     pub async fn read<A>(&self, read: Read, question: impl Fn(&S) -> A) -> Result<(LogIndex, A), CatalogError> {
         self.check_alive()?;
         if read == Read::Linearizable
-            && let Some(answer) = self.read_leading(&question)?
+            && let Some(answer) = self.read_leading(&question).await?
         {
             return Ok(answer);
         }
@@ -138,31 +141,46 @@ impl<S: StateMachine> Consensus<S> {
         Ok((LogIndex(state.position.index), question(&state.machine)))
     }
 
-    /// Answers at once if this voter leads, has applied what was acknowledged before it did, and nobody else can lead yet
-    /// when the answer is there.
-    fn read_leading<A>(&self, question: &impl Fn(&S) -> A) -> Result<Option<(LogIndex, A)>, CatalogError> {
+    /// Answers here if this voter leads, and nobody else can lead yet when the answer is there.
+    ///
+    /// Whoever was answered before the read began was answered by a member that had applied the command; so it was
+    /// committed, and this leader knew it, whether or not it has applied it itself: that is waited for.
+    async fn read_leading<A>(&self, question: &impl Fn(&S) -> A) -> Result<Option<(LogIndex, A)>, CatalogError> {
         if self.shared.is_stopping() {
             // After a stop the next process may serve already.
             return Err(CatalogError::ShuttingDown);
         }
-        if !self.leads_now() {
-            return Ok(None);
+        let Some(from) = self.leads_from() else { return Ok(None) };
+        if self.applied() < from {
+            let mut applied = self.watch_applied();
+            let wait = applied.wait_for(|&applied| applied >= from || self.check_alive().is_err());
+            // The sender lives as long as `self`. An apply that takes so long is told by the other path.
+            let _ = tokio::time::timeout(LEADER_WAIT, wait).await;
+            self.check_alive()?;
+            if self.applied() < from {
+                return Ok(None);
+            }
         }
         let state = self.shared.state.read();
         let answer = (LogIndex(state.position.index), question(&state.machine));
         drop(state);
-        Ok(self.leads_now().then_some(answer))
+        Ok(self.leads_from().is_some().then_some(answer))
     }
 
-    fn leads_now(&self) -> bool {
+    /// While this voter certainly leads: what a linearizable read that begins now must have seen.
+    fn leads_from(&self) -> Option<LogIndex> {
         let from = self.shared.leader_from.load(Ordering::Acquire);
-        let is_applied = from != 0 && self.applied().0 >= from;
-        is_applied
-            && match self.shared.lease_until.load(Ordering::Acquire) {
-                // Alone: nobody else can ever lead.
-                u64::MAX => true,
-                until => clock::boot_nanos() < until,
+        if from == 0 {
+            return None;
+        }
+        match self.shared.lease_until.load(Ordering::Acquire) {
+            // Alone: nobody else can ever lead, and nobody was answered but from here.
+            u64::MAX => Some(LogIndex(from)),
+            until if clock::boot_nanos() < until => {
+                Some(LogIndex(from.max(self.shared.commit.load(Ordering::Acquire))))
             }
+            _ => None,
+        }
     }
 
     async fn read_index(&self) -> Result<LogIndex, CatalogError> {
@@ -198,7 +216,9 @@ impl<S: StateMachine> Consensus<S> {
     /// Whether this voter leads, and has applied all that was acknowledged before it did.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        !self.shared.is_stopping() && self.shared.failure().is_none() && self.leads_now()
+        !self.shared.is_stopping()
+            && self.shared.failure().is_none()
+            && self.leads_from().is_some_and(|from| self.applied() >= from)
     }
 
     /// Whether this voter holds the office of leader; it may have lost it without knowing.

@@ -113,6 +113,8 @@ pub(super) struct Shared<S: StateMachine> {
     /// While this voter leads: index of the first entry of its term. Once that is applied, so is all that was
     /// acknowledged before. 0: it does not lead.
     pub(super) leader_from: AtomicU64,
+    /// Last entry known to be committed, before anybody else learns that from here.
+    pub(super) commit: AtomicU64,
     /// Until when (`CLOCK_BOOTTIME`) this voter certainly leads.
     pub(super) lease_until: AtomicU64,
     pub(super) clock: LogClock,
@@ -135,6 +137,7 @@ impl<S: StateMachine> Shared<S> {
             flushed: AtomicU64::new(index),
             flushed_bytes: AtomicU64::new(0),
             leader_from: AtomicU64::new(0),
+            commit: AtomicU64::new(index),
             lease_until: AtomicU64::new(0),
             clock,
             raft: Mutex::default(),

@@ -118,6 +118,10 @@ pub trait Host {
     /// Sends `message` to `target`, or loses it.
     fn send(&mut self, target: NodeId, lane: Lane, message: Vec<u8>);
 
+    /// Entries up to `index` are committed. Said before any message tells it to others: whoever reads here as the leader must
+    /// see what they may have answered by then.
+    fn committed(&mut self, index: LogIndex);
+
     /// Applies entries, in order, exactly once, behind what was installed or applied before.
     ///
     /// # Errors
@@ -483,6 +487,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
         if ready.ss().is_some() {
             self.role_changed(host);
         }
+        host.committed(LogIndex(self.raw.raft.raft_log.committed));
         self.send(ready.take_messages(), host);
         if !ready.snapshot().is_empty() {
             let metadata = ready.snapshot().get_metadata();
@@ -504,6 +509,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
         if let Some(commit) = light.commit_index() {
             self.raw.mut_store().set_commit(commit);
         }
+        host.committed(LogIndex(self.raw.raft.raft_log.committed));
         self.send(light.take_messages(), host);
         committed.extend(light.take_committed_entries());
         self.apply_changes(&committed, host)?;
