@@ -87,7 +87,8 @@ impl Load {
     async fn check(&self, cluster: &Cluster) {
         tokio::task::block_in_place(|| cluster.wait_for_recovery());
         let client = cluster.client(Duration::from_secs(20)).unwrap();
-        for number in self.acknowledged.lock().clone() {
+        let known = self.acknowledged.lock().clone();
+        for number in known {
             let found = client.get(format!("k/{number}")).await.unwrap();
             let found = found.unwrap_or_else(|| panic!("k/{number} was acknowledged and is lost"));
             assert!(found.value == value(number), "wrong bytes of k/{number}");
@@ -207,7 +208,8 @@ async fn a_group_grows_from_one_to_three_while_it_serves() {
     // The one that was all of it goes: the others know everything.
     blocking(|| cluster.kill(0)).unwrap();
     let client = cluster.client(Duration::from_secs(20)).unwrap();
-    for number in load.acknowledged.lock().clone() {
+    let acknowledged = load.acknowledged.lock().clone();
+    for number in acknowledged {
         let known = client.exists(format!("k/{number}")).await.unwrap();
         assert_ne!(known, tidepool_client::Existence::Missing, "k/{number} was acknowledged");
     }
