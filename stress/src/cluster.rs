@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tidepool_client::{Client, ClientSettings};
+use tidepool_client::Client;
 
 use crate::node_process::{NodeError, NodeOptions, NodeProcess};
 
@@ -144,9 +144,7 @@ impl Cluster {
         let addresses = self.options.iter().filter_map(|options| {
             options.settings.iter().rev().find_map(|setting| setting.strip_prefix("grpc.listen="))
         });
-        // By gRPC alone: the native path does not leave a dead node's engine soon enough yet.
-        let settings = ClientSettings { deadline, native: false, local_reads: false, ..ClientSettings::default() };
-        let builder = Client::builder().settings(settings);
+        let builder = Client::builder().deadline(deadline);
         addresses.fold(builder, |builder, address| builder.endpoint(address.trim_matches('\''))).build()
     }
 

@@ -21,6 +21,10 @@ use crate::wire::{HEADER_BYTES, Header, Kind, MESSAGE_MAX, WireError};
 /// Received at once at an answer's start: small answers take one system call, large ones have this much copied.
 const FIRST_BYTES: usize = 4096;
 
+/// A peer that sends nothing for so long is asked whether it is there, and given as long to answer: a handler may take its
+/// time, a process that is frozen or cut off takes all of it.
+const SILENCE: Duration = Duration::from_secs(1);
+
 /// Connections to one peer for exchanges: as many as run at a time.
 pub(crate) struct Exchanges {
     dial: Arc<Dial>,
@@ -41,6 +45,8 @@ pub struct Answer {
     received: usize,
     left: u64,
     deadline: Instant,
+    /// Since when nothing came.
+    silent_since: Instant,
 }
 
 impl Exchanges {
@@ -82,11 +88,14 @@ impl Answer {
         send(&stream, length, parts, deadline)?;
         let first = Box::new([0; FIRST_BYTES]);
         let peer = Arc::clone(peer);
-        let mut answer = Self { peer, stream: Some(stream), first, taken: 0, received: 0, left: 0, deadline };
+        let (stream, silent_since) = (Some(stream), Instant::now());
+        let mut answer = Self { peer, stream, first, taken: 0, received: 0, left: 0, deadline, silent_since };
         while answer.received < HEADER_BYTES {
             let (mut stream, room) =
                 (answer.stream.as_ref().ok_or(Failure::Closed)?, &mut answer.first[answer.received..]);
-            answer.received += received(stream.read(room), deadline)?;
+            let count = received(stream.read(room), deadline)?;
+            answer.received += count;
+            answer.note_progress(count)?;
         }
         let header = Header::decode(&answer.first[..]).map_err(WireError::failure)?;
         answer.taken = HEADER_BYTES;
@@ -161,13 +170,30 @@ impl Answer {
 
     fn receive(&mut self, receive: impl FnOnce(&Stream) -> io::Result<usize>) -> Result<usize, TransferError> {
         let stream = self.stream.as_ref().ok_or(TransferError::Closed)?;
-        match received(receive(stream), self.deadline) {
+        let received = received(receive(stream), self.deadline);
+        match received.and_then(|count| self.note_progress(count).map(|()| count)) {
             Ok(count) => {
                 self.left = self.left.saturating_sub(count as u64);
                 Ok(count)
             }
             Err(failure) => Err(self.failed(failure.into())),
         }
+    }
+
+    /// After a receipt of `count` bytes: a peer that has been silent for long is asked whether it is there.
+    fn note_progress(&mut self, count: usize) -> Result<(), Failure> {
+        let now = Instant::now();
+        if count > 0 {
+            self.silent_since = now;
+        } else if now >= self.silent_since + SILENCE {
+            let until = self.deadline.min(now + SILENCE);
+            self.peer.probe(until).map_err(|failure| match failure {
+                Failure::DeadlinePassed if until < self.deadline => Failure::Silent,
+                failure => failure,
+            })?;
+            self.silent_since = Instant::now();
+        }
+        Ok(())
     }
 
     fn failed(&mut self, error: ConnectError) -> TransferError {

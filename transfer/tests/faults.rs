@@ -103,6 +103,9 @@ fn a_stopped_peer_is_given_up_after_the_silence_timeout_and_serves_again_later()
     assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
     let call = asking.engine.call(asking.peer, b"there?", Instant::now() + Duration::from_millis(200));
     assert!(matches!(call, Err(TransferError::Peer { failure: Failure::DeadlinePassed, .. })), "{call:?}");
+    // Whose answer carries bytes asks by itself whether anybody is there, long before its deadline.
+    let asked = asking.engine.exchange(asking.peer, &[b"there?"], soon());
+    assert!(matches!(asked, Err(TransferError::Peer { failure: Failure::Silent, .. })), "{asked:?}");
     target.signal(rustix::process::Signal::CONT);
     let until = soon();
     while let Err(failure) = asking.result(asking.small(), tcp) {
