@@ -223,7 +223,7 @@ async fn a_group_grows_from_one_to_three_while_it_serves() {
     let acknowledged = load.acknowledged.lock().clone();
     for number in acknowledged {
         let known = client.exists(format!("k/{number}")).await.unwrap();
-        assert_ne!(known, tidepool_client::Existence::Missing, "k/{number} was acknowledged");
+        assert_ne!(known, Existence::Missing, "k/{number} was acknowledged");
     }
     blocking(|| cluster.restart(0)).unwrap();
     load.check(&cluster).await;
