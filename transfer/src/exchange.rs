@@ -7,6 +7,7 @@
 
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -32,6 +33,8 @@ pub(crate) struct Exchanges {
     idle: Mutex<Vec<Stream>>,
     /// More are closed.
     most_idle: usize,
+    /// Of the next message: no answer is taken for another's.
+    next_id: AtomicU64,
 }
 
 /// An answer on its way. Dropped before its end, its connection is closed.
@@ -51,7 +54,7 @@ pub struct Answer {
 
 impl Exchanges {
     pub(crate) fn new(dial: Arc<Dial>, most_idle: usize) -> Self {
-        Self { dial, idle: Mutex::default(), most_idle }
+        Self { dial, idle: Mutex::default(), most_idle, next_id: AtomicU64::new(1) }
     }
 
     fn connection(&self, deadline: Instant) -> Result<Stream, ConnectError> {
@@ -85,11 +88,13 @@ impl Answer {
             return Err(Failure::OutOfRange.into());
         }
         let stream = peer.exchanges.connection(deadline)?;
-        send(&stream, length, parts, deadline)?;
+        let id = peer.exchanges.next_id.fetch_add(1, Ordering::Relaxed);
+        send(&stream, id, length, parts, deadline)?;
         let first = Box::new([0; FIRST_BYTES]);
         let peer = Arc::clone(peer);
         let (stream, silent_since) = (Some(stream), Instant::now());
-        let mut answer = Self { peer, stream, first, taken: 0, received: 0, left: 0, deadline, silent_since };
+        // All is left until its header says how much it is: a connection that owes an answer is never used again.
+        let mut answer = Self { peer, stream, first, taken: 0, received: 0, left: u64::MAX, deadline, silent_since };
         while answer.received < HEADER_BYTES {
             let (mut stream, room) =
                 (answer.stream.as_ref().ok_or(Failure::Closed)?, &mut answer.first[answer.received..]);
@@ -98,6 +103,9 @@ impl Answer {
             answer.note_progress(count)?;
         }
         let header = Header::decode(&answer.first[..]).map_err(WireError::failure)?;
+        if header.id != id {
+            return Err(Failure::Protocol.into());
+        }
         answer.taken = HEADER_BYTES;
         answer.left = header.length;
         match header.kind {
@@ -218,9 +226,9 @@ impl std::fmt::Debug for Answer {
     }
 }
 
-fn send(stream: &Stream, length: usize, parts: &[&[u8]], deadline: Instant) -> Result<(), Failure> {
+fn send(stream: &Stream, id: u64, length: usize, parts: &[&[u8]], deadline: Instant) -> Result<(), Failure> {
     let mut header = Vec::with_capacity(HEADER_BYTES);
-    Header { length: length as u64, ..Header::new(Kind::Message, 1) }.encode(&mut header);
+    Header { length: length as u64, ..Header::new(Kind::Message, id) }.encode(&mut header);
     let mut slices: Vec<IoSlice<'_>> =
         std::iter::once(&header[..]).chain(parts.iter().copied()).map(IoSlice::new).collect();
     let mut left = &mut slices[..];

@@ -9,7 +9,7 @@ use tidepool_transfer::{AccessRights, Failure, Handler, Responder, Settings, Tra
 
 mod support;
 
-/// Answers backwards; "later" by another thread, "never" not at all, "drop" by dropping.
+/// Answers backwards; "later" by another thread, "never" not before "release", "drop" by dropping.
 #[derive(Default)]
 struct Backwards {
     kept: Mutex<Vec<Responder>>,
@@ -21,6 +21,10 @@ impl Handler for Backwards {
             b"later" => drop(std::thread::spawn(move || responder.reply(b"retal"))),
             b"never" => self.kept.lock().push(responder),
             b"drop" => drop(responder),
+            b"release" => {
+                self.kept.lock().drain(..).for_each(|kept| kept.reply(b"old"));
+                responder.reply(b"new");
+            }
             _ => {
                 let mut reply = request.to_vec();
                 reply.reverse();
@@ -88,6 +92,11 @@ fn an_exchange_that_is_given_up_leaves_the_next_its_own_answer() {
         drop(answer);
         let late = pair.here.exchange(pair.peer, &[b"never"], Instant::now() + Duration::from_millis(60));
         assert!(matches!(late, Err(TransferError::Peer { failure: Failure::DeadlinePassed, .. })), "{late:?}");
+        // An answer that comes too late is nobody's.
+        let mut answer = pair.here.exchange(pair.peer, &[b"release"], soon()).expect("answered");
+        answer.read(&mut reply).expect("there");
+        assert_eq!(&reply, b"new");
+        drop(answer);
         pair.there.close();
         let gone = pair.here.exchange(pair.peer, &[b"abc"], soon());
         assert!(gone.is_err(), "{gone:?}");
