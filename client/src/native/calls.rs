@@ -151,7 +151,14 @@ impl Link {
             message.checksums.clone_from(&staged.checksums);
             match self.ask(operation, EngineMethod::Put, &message, &[], deadline) {
                 Err(error) if error.reason() == "NOT_LENT" => self.staging.renew(),
-                answer => return Ok(answer?.0),
+                Err(error) => {
+                    if !matches!(&error, Error::Refused(refusal) if !refusal.is_transport) {
+                        staged.abandon();
+                        self.staging.renew();
+                    }
+                    return Err(error);
+                }
+                Ok((reply, _)) => return Ok(reply),
             }
         }
         message.memory = None;

@@ -41,7 +41,7 @@ struct Ring {
 /// Values that were staged; their room is free again when this is dropped, after the node has answered.
 pub(super) struct Staged {
     ring: Arc<Ring>,
-    slot: usize,
+    slot: Option<usize>,
     /// Where they lie, for the node.
     pub(super) memory: proto::LentMemory,
     /// CRC-32 of each.
@@ -61,7 +61,7 @@ impl Staging {
         // From here on the slot is given back whatever happens.
         let id = ring.lent.id().to_le_bytes().to_vec().into();
         let memory = proto::LentMemory { id, offsets: Vec::with_capacity(values.len()) };
-        let mut staged = Staged { ring, slot, memory, checksums: Vec::with_capacity(values.len()) };
+        let mut staged = Staged { ring, slot: Some(slot), memory, checksums: Vec::with_capacity(values.len()) };
         let mut at = (slot * SLOT_BYTES) as u64;
         for value in values {
             staged.memory.offsets.push(at);
@@ -105,8 +105,17 @@ impl Staging {
     }
 }
 
+impl Staged {
+    /// The node has not answered, and may be copying still: the room is not used again.
+    pub(super) fn abandon(mut self) {
+        self.slot = None;
+    }
+}
+
 impl Drop for Staged {
     fn drop(&mut self) {
-        self.ring.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.slot);
+        if let Some(slot) = self.slot {
+            self.ring.free.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+        }
     }
 }
