@@ -106,7 +106,11 @@ impl Link {
         let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + values.len());
         parts.push(&head);
         parts.extend(values.iter().map(|value| &value[..]));
-        let mut answer = self.engine.exchange(self.peer, &parts, deadline).map_err(&failed)?;
+        let mut answer = self.engine.exchange(self.peer, &parts, deadline).map_err(|error| {
+            // Whatever was being tried when the time was over.
+            let is_late = Instant::now() >= deadline;
+            if is_late { Error::Deadline { operation, deadline: began.elapsed() } } else { failed(error) }
+        })?;
         let broken = |why| Error::Protocol { operation, why };
         let mut start = [0; ANSWER_BYTES];
         answer.read(&mut start).map_err(&failed)?;
