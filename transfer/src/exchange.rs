@@ -214,6 +214,8 @@ impl Drop for Answer {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take()
             && self.left == 0
+            // More than was asked for came: whatever it is, the connection is out of step.
+            && self.taken == self.received
         {
             self.peer.exchanges.give_back(stream);
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::PollFlags;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::error::Failure;
@@ -169,11 +169,13 @@ impl Write for &Stream {
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
-            Stream::Tcp(stream) => (&mut &*stream).write_vectored(slices),
-            Stream::Unix(stream) => (&mut &*stream).write_vectored(slices),
             Stream::Tls(stream) => {
                 let slice = slices.iter().find(|slice| !slice.is_empty());
                 slice.map_or(Ok(0), |slice| (&mut &**stream).write(slice))
+            }
+            // Not writev: where nobody ignores SIGPIPE (a C program), a peer that is gone would end the process.
+            socket => {
+                Ok(rustix::net::sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
             }
         }
     }

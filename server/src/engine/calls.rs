@@ -10,7 +10,10 @@ use tidepool_transfer::Responder;
 use super::{Answer, EngineApi, Reply, send};
 use crate::error::Error;
 use crate::grpc::{StoreApi, convert, describe};
-use crate::node::{ObjectName, PutItem, Value};
+use crate::node::{ObjectName, PutDone, PutItem, PutOptions, Reserve, Value};
+
+/// A lone value from this size on is copied once, not twice, if that is possible without waiting.
+const TAKEN_AT_ONCE: u64 = 32 << 10;
 
 fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, Error> {
     M::decode(bytes)
@@ -65,6 +68,15 @@ impl EngineApi {
         }
         let keys = convert::keys(&keys)?;
         let options = convert::options(options)?;
+        if let ([key], [length], None) = (&keys[..], &lengths[..], &memory)
+            && *length >= TAKEN_AT_ONCE
+            && *length == request.values.len() as u64
+        {
+            let name = (tenant.clone(), key.clone());
+            if let Some(begun) = self.put_at_once(name, request.values, &options, checksums.first().copied())? {
+                return Ok(begun);
+            }
+        }
         let values = match memory {
             Some(memory) => self.lent_values(&memory, &lengths)?,
             None => values_behind(request.values, &lengths)?,
@@ -85,15 +97,36 @@ impl EngineApi {
                 let mut done = api.service.put_batch(items, &options).await;
                 let done =
                     done.pop().ok_or_else(|| Error::new(ErrorKind::Internal, "INTERNAL", "no outcome".into()))??;
-                let outcomes = vec![convert::put_outcome(done.outcome).into()];
-                return Ok(Reply::of(&proto::BatchPutReply {
-                    outcomes,
-                    log_index: done.log_index.0,
-                    ..Default::default()
-                }));
+                return Ok(put_reply(done));
             }
             Ok(Reply::of(&api.put_items(items, &options).await))
         }))
+    }
+
+    /// Copies a value from the connection's buffer to its place, if room for it can be had without waiting.
+    fn put_at_once(
+        &self,
+        (tenant, key): (String, ObjectKey),
+        value: &[u8],
+        options: &PutOptions,
+        checksum: Option<u32>,
+    ) -> Result<Option<Begun>, Error> {
+        let inflight = self.api.inflight.admit(value.len() as u64)?;
+        let reserved = self.now(async {
+            let name = ObjectName { tenant: self.api.tenant(&tenant).await?, key };
+            self.api.service.reserve(name, value.len() as u64, options.clone()).await
+        });
+        // Given up, it leaves nothing reserved.
+        let Some(reserved) = reserved else { return Ok(None) };
+        let mut reservation = match reserved? {
+            Reserve::AlreadyExists(done) => return Ok(Some(Box::pin(async move { Ok(put_reply(done)) }))),
+            Reserve::Ready(reservation) => reservation,
+        };
+        reservation.write(value)?;
+        Ok(Some(Box::pin(async move {
+            let _inflight = inflight;
+            Ok(put_reply(reservation.complete(checksum).await?))
+        })))
     }
 
     fn lent_values(&self, memory: &proto::LentMemory, lengths: &[u64]) -> Result<Vec<Value>, Error> {
@@ -114,6 +147,11 @@ impl EngineApi {
         };
         memory.offsets.iter().zip(lengths).map(value).collect()
     }
+}
+
+fn put_reply(done: PutDone) -> Reply {
+    let outcomes = vec![convert::put_outcome(done.outcome).into()];
+    Reply::of(&proto::BatchPutReply { outcomes, log_index: done.log_index.0, ..Default::default() })
 }
 
 type Begun = std::pin::Pin<Box<dyn Future<Output = Answer> + Send>>;

@@ -100,6 +100,15 @@ impl Handler for EngineApi {
 }
 
 impl EngineApi {
+    /// What `work` gives, if it needs not wait.
+    fn now<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let _entered = self.runtime.enter();
+        match std::pin::pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        }
+    }
+
     /// Answers by `answer`: at once if it needs not wait, else when it is there or `time` is over.
     fn answer(&self, time: Duration, responder: Responder, answer: impl Future<Output = Answer> + Send + 'static) {
         let _entered = self.runtime.enter();
