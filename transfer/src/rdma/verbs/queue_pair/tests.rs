@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use super::super::{Access, Port};
 use super::*;
+use crate::memory::Memory;
+use crate::rdma::endpoint::Gid;
 
 /// Bytes at each end.
 const BYTES: u64 = 1 << 20;
