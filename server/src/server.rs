@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidepool_metadata::ErrorKind;
@@ -73,6 +73,8 @@ impl Server {
         let admin = TcpListener::bind(config.admin.listen).await;
         let admin = admin.map_err(|error| crate::grpc::cannot_listen("admin.listen", config.admin.listen, &error))?;
         let memory = unix.as_ref().map(|_| MemoryListener::bind(&data.join("memory.sock"))).transpose()?;
+        let engine = config.engine_address().map(|address| engine::bind(address, &auth, &config.limits)).transpose()?;
+        let engine_address = engine.as_ref().and_then(|engine| engine.addresses().first().copied());
         let (grpc_address, admin_address) = (local(grpc.address())?, local(admin.local_addr())?);
 
         let built = plan::node(&config, &folder)?;
@@ -84,18 +86,14 @@ impl Server {
         let inflight = Inflight::new(config.limits.inflight_bytes.0);
         let host = HostInfo {
             cluster: folder.cluster(),
-            engine: OnceLock::new(),
+            engine: engine_address,
             folder: unix.is_some().then(|| folder.path().to_owned()),
         };
         let host = Arc::new(host);
         let api = StoreApi::new(node.service().clone(), inflight, Arc::clone(&host));
         let lent = LentMemories::default();
-        let engine = config.engine_address();
-        let engine = engine.map(|address| engine::start(address, api.clone(), &auth, &config.limits, lent.clone()));
-        let engine = engine.transpose()?;
-        let engine_address = engine.as_ref().and_then(|engine| engine.addresses().first().copied());
-        if let Some(address) = engine_address {
-            host.engine.get_or_init(|| address);
+        if let Some(engine) = &engine {
+            engine::serve(engine, api.clone(), lent.clone());
         }
         let addresses = Addresses { grpc: grpc_address, engine: engine_address, admin: admin_address, unix, data };
         let admin_api = AdminApi::new(

@@ -57,29 +57,26 @@ pub(crate) struct EngineApi {
     runtime: Handle,
 }
 
-/// Starts an engine that listens at `address` and answers by `api`.
+/// Starts an engine that listens at `address`. Messages have no answer before [`serve`].
 ///
 /// # Errors
 /// `LISTEN` with the address and what to do.
-pub(crate) fn start(
-    address: SocketAddr,
-    api: StoreApi,
-    auth: &Auth,
-    limits: &Limits,
-    lent: LentMemories,
-) -> Result<Engine, Error> {
+pub(crate) fn bind(address: SocketAddr, auth: &Auth, limits: &Limits) -> Result<Engine, Error> {
     let settings = Settings {
         listen: vec![address.to_string()],
         secret: auth.digest(),
         connections: limits.connections as usize,
         ..Settings::default()
     };
-    let engine = Engine::start(settings).map_err(|error| {
+    Engine::start(settings).map_err(|error| {
         let message = format!("engine.listen = {address}: {}; choose another port (0 picks a free one)", chain(&error));
         Error::new(ErrorKind::Invalid, "LISTEN", message).field("engine.listen")
-    })?;
+    })
+}
+
+/// Answers its messages by `api` from now on.
+pub(crate) fn serve(engine: &Engine, api: StoreApi, lent: LentMemories) {
     engine.set_handler(Arc::new(EngineApi { api, lent, runtime: Handle::current() }));
-    Ok(engine)
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -187,7 +187,7 @@ impl StoreApi {
             max_unary_bytes: MAX_UNARY_BYTES,
             phase: info.phase.to_owned(),
             objects: info.objects,
-            engine: self.host.engine.get().map(ToString::to_string).unwrap_or_default(),
+            engine: self.host.engine.map(|address| address.to_string()).unwrap_or_default(),
             boot_id: boot_id(),
             folder: folder.unwrap_or_default().to_owned(),
             tenant_number: tenant.0,

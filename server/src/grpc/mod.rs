@@ -11,7 +11,7 @@ mod values;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use futures::Stream;
 use tidepool_metadata::proto;
@@ -50,8 +50,8 @@ pub struct StoreApi {
 pub struct HostInfo {
     /// The cluster's id.
     pub cluster: u64,
-    /// Where the transfer engine listens, once it does.
-    pub engine: OnceLock<SocketAddr>,
+    /// Where the transfer engine listens.
+    pub engine: Option<SocketAddr>,
     /// The data folder, if sockets for this host's clients lie in it.
     pub folder: Option<PathBuf>,
 }

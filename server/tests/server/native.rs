@@ -126,8 +126,11 @@ async fn a_client_goes_on_when_its_node_has_restarted() {
     let client = client(&server);
     client.put("k", value(100_000, 1), &PutOptions::default()).await.unwrap();
     let (mut stopped, _) = server.stop().await;
-    // The same gRPC address; the engine listens elsewhere, as a port that was given away meanwhile would have it.
-    stopped.configure(|config| config.grpc.listen = address);
+    // The same gRPC address; the engine listens elsewhere.
+    stopped.configure(|config| {
+        config.grpc.listen = address;
+        config.engine.listen = Some(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+    });
     let server = stopped.start().await;
     server.reconciled().await;
     assert!(client.get("k").await.unwrap().expect("it was kept").value == value(100_000, 1));
