@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -40,7 +41,8 @@ pub(crate) fn why_not() -> Option<&'static str> {
 impl Network {
     /// A rail for each of `megabits`, a speed in both directions; 0 is the device's own.
     pub(crate) fn new(megabits: &[u32]) -> Self {
-        let id = std::process::id();
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let network = Self { here: format!("tp{id}h"), there: format!("tp{id}t"), rails: megabits.len() };
         let ends = [(&network.here, 'h', 1), (&network.there, 't', 2)];
         for (name, ..) in ends {
