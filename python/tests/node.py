@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import time
 import urllib.request
@@ -24,31 +26,44 @@ def state(task: Path) -> str:
         return "T"
 
 
+def lasting_address() -> str:
+    """A free address that stays free while a node is down.
+
+    Port 0 would pick one of those that the system also gives to outgoing connections (ip(7), `ip_local_port_range`,
+    from 32768 on): one that calls the dead node may get it.
+    """
+    for port in random.sample(range(10_000, 32_768), 100):
+        with socket.socket() as free:
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return f"127.0.0.1:{port}"
+    raise OSError("no free port")
+
+
 class Node:
     """A node on ports of its own. Its data folder stays between :meth:`stop` and :meth:`start`."""
 
     def __init__(self, folder: Path, dram: str = "96MiB", nvme: str = "256MiB", more=()) -> None:
         self.folder = folder
         self.settings = [f"dram.capacity={dram}", f"nvme.capacity={nvme}", *more]
-        self.ports = ("127.0.0.1:0", "127.0.0.1:0")
+        self.grpc, self.admin = lasting_address(), lasting_address()
         self.process = None
         self.addresses = {}
 
     def start(self) -> "Node":
         """Starts it and waits until it is ready."""
         binary = os.environ["NODE_PROGRAM"]
-        grpc, admin = self.ports
-        settings = [f"grpc.listen={grpc}", f"admin.listen={admin}", *self.settings]
+        listen = [f"grpc.listen={self.grpc}", f"admin.listen={self.admin}", "engine.listen=127.0.0.1:0"]
         command = [binary, "serve", "--json", "--data", str(self.folder)]
-        for setting in settings:
+        for setting in [*listen, *self.settings]:
             command += ["--set", setting]
         with open(self.folder.with_suffix(".log"), "ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         line = self.process.stdout.readline()
         assert line, f"the node did not start: {self.folder.with_suffix('.log').read_text()[-2000:]}"
         self.addresses = json.loads(line)
-        # The same ports the next time, so that clients find it again.
-        self.ports = (self.addresses["grpc"], self.addresses["admin"])
         self.wait_until_ready()
         return self
 
@@ -64,10 +79,6 @@ class Node:
             assert time.monotonic() < until, "the node is not ready"
             assert self.process.poll() is None, "the node ended"
             time.sleep(0.05)
-
-    @property
-    def grpc(self) -> str:
-        return self.addresses["grpc"]
 
     @property
     def port(self) -> int:

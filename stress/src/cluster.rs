@@ -75,8 +75,6 @@ impl Cluster {
     pub fn options_of(&self, position: usize, more: &[String]) -> NodeOptions {
         let mut settings = self.settings.clone();
         settings.push(format!("dram.folder='{}'", self.segments.path().display()));
-        // Of its own choosing, also where gRPC's is given: the next one may be somebody's.
-        settings.push("engine.listen='127.0.0.1:0'".into());
         settings.extend_from_slice(more);
         NodeOptions {
             program: self.program.clone(),

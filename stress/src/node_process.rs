@@ -4,10 +4,11 @@
 //! until the folder's owner removes it, so that a new process can be started over it.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{LazyLock, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -79,6 +80,24 @@ struct Addresses {
     admin: SocketAddr,
 }
 
+/// A free address that stays free while a node is down. Port 0 would pick one of those that the system also gives to
+/// outgoing connections (ip(7), `ip_local_port_range`, from 32768 on): one that calls the dead node may get it.
+fn lasting_address() -> std::io::Result<SocketAddr> {
+    const PORTS: std::ops::Range<u16> = 10_000..32_768;
+    // Many processes look at once; each begins somewhere else.
+    static NEXT: LazyLock<AtomicU16> =
+        LazyLock::new(|| AtomicU16::new((std::process::id().wrapping_mul(7919) % 22_768) as u16));
+    let mut last = None;
+    for _ in PORTS {
+        let port = PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
+        match TcpListener::bind(("127.0.0.1", port)) {
+            Ok(free) => return free.local_addr(),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| std::io::ErrorKind::AddrInUse.into()))
+}
+
 impl NodeProcess {
     /// Starts a node and waits until it has printed its addresses. Its log goes to `node.log` in the data folder.
     ///
@@ -88,7 +107,10 @@ impl NodeProcess {
         std::fs::create_dir_all(&options.data)?;
         let log = std::fs::File::options().create(true).append(true).open(options.data.join("node.log"))?;
         let mut command = Command::new(&options.program);
-        command.args(["serve", "--json", "--set", "grpc.listen=127.0.0.1:0", "--set", "admin.listen=127.0.0.1:0"]);
+        command.args(["serve", "--json", "--set", &format!("grpc.listen='{}'", lasting_address()?)]);
+        command.args(["--set", &format!("admin.listen='{}'", lasting_address()?)]);
+        // Its default is the port behind gRPC's, which may be somebody's.
+        command.args(["--set", "engine.listen='127.0.0.1:0'"]);
         command.arg("--data").arg(&options.data);
         command.args(["--dram", &options.dram_bytes.to_string(), "--nvme", &options.nvme_bytes.to_string()]);
         for setting in &options.settings {
