@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -47,7 +48,10 @@ class Node:
 
     def __init__(self, folder: Path, dram: str = "96MiB", nvme: str = "256MiB", more=()) -> None:
         self.folder = folder
-        self.settings = [f"dram.capacity={dram}", f"nvme.capacity={nvme}", *more]
+        # The segment outlives its node, as it should: this goes with the test.
+        self.segments = tempfile.TemporaryDirectory(prefix="tidepool-test-", dir="/dev/shm")
+        memory = [f"dram.folder='{self.segments.name}'", f"dram.capacity={dram}"]
+        self.settings = [*memory, f"nvme.capacity={nvme}", *more]
         self.grpc, self.admin = lasting_address(), lasting_address()
         self.process = None
         self.addresses = {}

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 
@@ -25,11 +26,14 @@ def master(tmp_path):
     port, metrics = free_port(), free_port()
     flags = [f"--rpc_port={port}", f"-metrics_port={metrics}", "--enable_http_metadata_server=true", "--http_metadata_server_port=0"]
     flags += ["--eviction_high_watermark_ratio=0.95", f"--data={tmp_path}/data", "--dram=64MiB", "--nvme=0"]
-    command = [sys.executable, "-m", "mooncake.cli", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-    yield json.loads(process.stdout.readline())
-    process.terminate()
-    assert process.wait(30) == 0
+    # The segment outlives its node, as it should: this goes with the test.
+    with tempfile.TemporaryDirectory(prefix="tidepool-test-", dir="/dev/shm") as segments:
+        flags += [f"--set=dram.folder='{segments}'"]
+        command = [sys.executable, "-m", "mooncake.cli", *flags]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+        yield json.loads(process.stdout.readline())
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 def fetch(url, method="GET", body=None):
