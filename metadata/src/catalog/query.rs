@@ -80,12 +80,16 @@ pub enum Query {
         /// Which node.
         node: NodeId,
     },
-    /// The copies of a node in one key bucket: [`Answer::Bucket`].
+    /// A page of a node's copies in one key bucket, by tenant and key: [`Answer::Bucket`]. Costs a walk of the bucket.
     Bucket {
         /// Which node.
         node: NodeId,
         /// Which bucket.
         bucket: KeyBucket,
+        /// Only those behind this one.
+        after: Option<(TenantId, ObjectKey)>,
+        /// Most copies of the page, 1 to [`MAX_PAGE_ITEMS`].
+        limit: usize,
     },
     /// All nodes by id: [`Answer::Nodes`].
     Nodes,
@@ -126,7 +130,7 @@ pub enum Answer {
     /// By bucket number; empty if there is no such node.
     Digests(Vec<u64>),
     /// By tenant and key.
-    Bucket(Vec<HeldReplica>),
+    Bucket(BucketPage),
     /// By id.
     Nodes(Vec<NodeStat>),
     /// By id.
@@ -289,6 +293,15 @@ pub struct FreeItem {
     pub key: ObjectKey,
     /// Which copy.
     pub replica: ReplicaId,
+}
+
+/// One page of the copies in a key bucket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BucketPage {
+    /// The copies.
+    pub replicas: Vec<HeldReplica>,
+    /// Where the next page starts (exclusive); `None` at the end.
+    pub next: Option<(TenantId, ObjectKey)>,
 }
 
 /// One copy on a node.

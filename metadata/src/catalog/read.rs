@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::command::NodeState;
 use super::object::{Name, Object, Replica};
 use super::query::{
-    Answer, Counts, GroupMember, HeldReplica, KeyFilter, ListedObject, Located, MAX_PAGE_ITEMS, MatchedObject, Matches,
-    ObjectLocation, ObjectStat, Page, Presence, Query, ReplicaLocation,
+    Answer, BucketPage, Counts, GroupMember, HeldReplica, KeyFilter, ListedObject, Located, MAX_PAGE_ITEMS,
+    MatchedObject, Matches, ObjectLocation, ObjectStat, Page, Presence, Query, ReplicaLocation,
 };
 use super::table::Slot;
 use super::{Catalog, KeyBucket, each};
@@ -30,7 +30,9 @@ impl Catalog {
             Query::Group { tenant, group } => Answer::Group(self.group(*tenant, group)),
             Query::FreeList { node, after, limit } => Answer::FreeList(self.nodes.free_list(*node, *after, *limit)),
             Query::Digests { node } => Answer::Digests(self.nodes.digests(*node)),
-            Query::Bucket { node, bucket } => Answer::Bucket(self.held(*node, *bucket)),
+            Query::Bucket { node, bucket, after, limit } => {
+                Answer::Bucket(self.held(*node, *bucket, after.as_ref(), *limit))
+            }
             Query::Nodes => Answer::Nodes(self.nodes.stats()),
             Query::Tenants => Answer::Tenants(self.tenants.stats()),
             Query::Counts => Answer::Counts(self.counts()),
@@ -183,20 +185,33 @@ impl Catalog {
         })
     }
 
-    fn held(&self, node: NodeId, bucket: KeyBucket) -> Vec<HeldReplica> {
-        let mut held = Vec::new();
-        for object in self.objects.bucket(bucket) {
-            if let Some(replica) = object.replicas().iter().find(|replica| replica.id.node == node) {
-                held.push(HeldReplica {
-                    tenant: object.tenant(),
-                    key: object.name.key(),
-                    version: object.version,
-                    commit_index: object.commit_index,
-                    replica: replica.id,
-                });
-            }
+    fn held(&self, node: NodeId, bucket: KeyBucket, after: Option<&(TenantId, ObjectKey)>, limit: usize) -> BucketPage {
+        let limit = limit.clamp(1, MAX_PAGE_ITEMS);
+        let after = after.map(|(tenant, key)| Name::new(*tenant, key));
+        let copy_here = |object: &Object| object.replicas().iter().find(|replica| replica.id.node == node).copied();
+        let mut held: Vec<_> = self
+            .objects
+            .bucket(bucket)
+            .filter(|object| after.as_ref().is_none_or(|after| object.name > *after))
+            .filter_map(|object| copy_here(object).map(|replica| (object, replica.id)))
+            .collect();
+        let by_name = |(one, _): &(&Object, _), (other, _): &(&Object, _)| one.name.cmp(&other.name);
+        let more = held.len() > limit;
+        if more {
+            // A bucket has no order of its own; only the page is put into one.
+            held.select_nth_unstable_by(limit, by_name);
+            held.truncate(limit);
         }
-        held
+        held.sort_unstable_by(by_name);
+        let next = held.last().filter(|_| more).map(|(last, _)| (last.tenant(), last.name.key()));
+        let replicas = each(&held, |(object, replica)| HeldReplica {
+            tenant: object.tenant(),
+            key: object.name.key(),
+            version: object.version,
+            commit_index: object.commit_index,
+            replica: *replica,
+        });
+        BucketPage { replicas, next }
     }
 
     fn counts(&self) -> Counts {

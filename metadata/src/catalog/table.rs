@@ -107,11 +107,9 @@ impl ObjectTable {
         self.order.range(&[], |slot| self.get(slot).name.as_bytes()).map(|slot| self.get(slot))
     }
 
-    /// Objects of a bucket by name.
-    pub(super) fn bucket(&self, bucket: KeyBucket) -> Vec<&Object> {
-        let mut objects: Vec<_> = self.buckets[bucket.index()].iter().map(|&slot| self.get(slot)).collect();
-        objects.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        objects
+    /// Objects of a bucket, in no order that means anything.
+    pub(super) fn bucket(&self, bucket: KeyBucket) -> impl Iterator<Item = &Object> {
+        self.buckets[bucket.index()].iter().map(|&slot| self.get(slot))
     }
 
     fn seat(&mut self, object: Object) -> Slot {

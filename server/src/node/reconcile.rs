@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tidepool_metadata::catalog::{
-    AbandonItem, AbandonOutcome, Answer, Command, HeldReplica, KEY_BUCKETS, KeyBucket, KeyDigests, Outcome, Query,
-    ReplicaName,
+    AbandonItem, AbandonOutcome, Answer, Command, HeldReplica, KEY_BUCKETS, KeyBucket, KeyDigests, MAX_PAGE_ITEMS,
+    Outcome, Query, ReplicaName,
 };
 use tidepool_metadata::{KeyHash, ReplicaId};
 use tidepool_replication::{CatalogError, Read};
@@ -106,9 +106,18 @@ async fn settle_bucket(
 ) -> Result<(), CatalogError> {
     let catalog = service.catalog().await?;
     let (node, incarnation) = service.identity();
-    let (_, answer) = catalog.query(Query::Bucket { node, bucket }, Read::Linearizable).await?;
-    let Answer::Bucket(theirs) = answer else { return Ok(()) };
-    let mut theirs: HashMap<ReplicaId, HeldReplica> = theirs.into_iter().map(|held| (held.replica, held)).collect();
+    let mut theirs: HashMap<ReplicaId, HeldReplica> = HashMap::new();
+    let mut after = None;
+    loop {
+        let query = Query::Bucket { node, bucket, after, limit: MAX_PAGE_ITEMS };
+        let (_, answer) = catalog.query(query, Read::Linearizable).await?;
+        let Answer::Bucket(page) = answer else { return Ok(()) };
+        theirs.extend(page.replicas.into_iter().map(|held| (held.replica, held)));
+        match page.next {
+            Some(next) => after = Some(next),
+            None => break,
+        }
+    }
     let mut unknown: Vec<store::ReplicaName> = Vec::new();
     for (name, commit_index) in here {
         match theirs.remove(&name.replica) {

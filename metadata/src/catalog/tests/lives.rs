@@ -323,9 +323,7 @@ fn a_bucket_lists_the_copies_behind_its_digest() {
     let mut seen = 0;
     for number in 0..KEY_BUCKETS {
         let bucket = KeyBucket::new(number).expect("below the number of buckets");
-        let Answer::Bucket(held) = world.catalog.query(&Query::Bucket { node: NodeId(1), bucket }) else {
-            panic!("answer of bucket")
-        };
+        let held = held_in(&world, bucket, MAX_PAGE_ITEMS);
         for copy in &held {
             assert_eq!(KeyBucket::of(KeyHash::of(copy.tenant, copy.key.as_bytes())), bucket);
             assert_eq!(copy.replica.node, NodeId(1));
@@ -334,6 +332,39 @@ fn a_bucket_lists_the_copies_behind_its_digest() {
     }
     assert_eq!(seen, 25);
     assert_eq!(KeyBucket::new(KEY_BUCKETS), None);
+}
+
+#[test]
+fn pages_of_a_bucket_have_each_copy_once_in_order_and_no_more_than_asked_for() {
+    let mut world = World::new(2);
+    let wanted = KeyBucket::new(7).expect("below the number of buckets");
+    let keys = (0..).map(|number| number.to_string());
+    let keys = keys.filter(|key| KeyBucket::of(KeyHash::of(TENANT, key.as_bytes())) == wanted);
+    for (key, sequence) in keys.take(12).zip(1..) {
+        // Every fourth lies elsewhere.
+        world.stored(&key, sequence, &[if sequence % 4 == 0 { 2 } else { 1 }]);
+    }
+    let all = held_in(&world, wanted, MAX_PAGE_ITEMS);
+    assert_eq!(all.len(), 9);
+    assert!(all.is_sorted_by(|one, other| one.key < other.key));
+    for limit in [1, 2, 3, 8, 9, 10] {
+        assert_eq!(held_in(&world, wanted, limit), all, "{limit} a page");
+    }
+}
+
+/// What node 1 has in a bucket, read in pages of `limit`.
+fn held_in(world: &World, bucket: KeyBucket, limit: usize) -> Vec<HeldReplica> {
+    let (mut held, mut after) = (Vec::new(), None);
+    loop {
+        let query = Query::Bucket { node: NodeId(1), bucket, after, limit };
+        let Answer::Bucket(page) = world.catalog.query(&query) else { panic!("answer of bucket") };
+        assert!(page.replicas.len() <= limit);
+        held.extend(page.replicas);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return held,
+        }
+    }
 }
 
 #[test]
