@@ -111,6 +111,52 @@ async fn batches_give_one_outcome_per_item_in_order() {
     assert_eq!(removed, [RemoveOutcome::Removed, RemoveOutcome::Missing, RemoveOutcome::Missing]);
 }
 
+/// A map keyed by name folded repeated keys together, and reported buffers as good that were never filled: here the
+/// repeats lie in different messages of one answer, and one of them is too large for any.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_asked_for_several_times_fills_every_place_though_the_answer_has_several_messages() {
+    let server = TestServer::start().await;
+    let client = server.client();
+    let values = [("a", bytes(1, 3 << 20)), ("b", bytes(2, 5 << 20)), ("c", bytes(3, 0))];
+    for (key, value) in &values {
+        client.put(key, value.clone(), &PutOptions::default()).await.unwrap();
+    }
+    let value_of = |key: &str| values.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
+    let asked = ["a", "b", "a", "absent", "c", "a", "b", "c", "a"];
+    let got = client.get_batch(&asked).await.unwrap();
+    assert_eq!(got.len(), asked.len());
+    for (key, got) in asked.iter().zip(got) {
+        assert!(got.found().map(|object| object.value) == value_of(key), "{key}");
+    }
+    // The same by the generated stub: every place says what it is, in order.
+    let keys = asked.iter().map(|key| Bytes::from_static(key.as_bytes())).collect();
+    let request = proto::BatchGetRequest { keys, ..Default::default() };
+    let mut raw = server.raw().await.max_decoding_message_size(16 << 20);
+    let mut stream = raw.batch_get(request).await.unwrap().into_inner();
+    let (mut place, mut messages) = (0, 0);
+    while let Some(mut reply) = stream.message().await.unwrap() {
+        assert_eq!(reply.first as usize, place);
+        messages += 1;
+        let mut rest = std::mem::take(&mut reply.values);
+        for (outcome, length) in reply.outcomes().zip(&reply.lengths) {
+            let value = rest.split_to(*length as usize);
+            let expected = match value_of(asked[place]) {
+                None => proto::GetOutcome::Missing,
+                Some(whole) if whole.len() > 4 << 20 => proto::GetOutcome::TooLarge,
+                Some(whole) => {
+                    assert!(value == whole, "place {place}");
+                    proto::GetOutcome::Found
+                }
+            };
+            assert_eq!(outcome, expected, "place {place}");
+            place += 1;
+        }
+        assert!(rest.is_empty());
+    }
+    assert_eq!(place, asked.len());
+    assert!(messages > 1, "one message has room for all: the test proves nothing");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_batch_the_good_items_succeed_and_the_failed_leave_nothing() {
     let server = TestServer::start().await;
@@ -190,6 +236,32 @@ async fn a_value_larger_than_any_tier_is_refused_and_evicts_nothing() {
     assert_eq!(reason(&status), "VALUE_TOO_LARGE");
     assert!(status.message().contains("largest"), "{}", status.message());
     assert!(client.get("small").await.unwrap().is_some());
+}
+
+/// Lengths of 32 bits end at 2 and at 4 GiB: such values came back as errors, or with a wrong size. `make large` moves
+/// their bytes; here is what costs no memory: each is refused by its exact length, before any byte is moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn lengths_around_2_and_4_gib_are_told_exactly() {
+    let server = TestServer::start().await;
+    let mut raw = server.raw().await;
+    let gib: u64 = 1 << 30;
+    for length in [2 * gib - 1, 2 * gib, 4 * gib - 1, 4 * gib, 4 * gib + 1, 5 * gib + 7] {
+        let status = raw.put_stream(chunks(vec![announce(b"k", length)])).await.unwrap_err();
+        assert_eq!(reason(&status), "VALUE_TOO_LARGE");
+        assert!(status.message().contains(&length.to_string()), "{length}: {}", status.message());
+        // What is read of a small object at such places is outside of it, not at the place that 32 bits leave.
+        server.client().put("small", bytes(1, 10), &PutOptions::default()).await.unwrap();
+        for range in [(length, Some(1)), (0, Some(length)), (length, None)] {
+            let request = proto::GetRequest {
+                key: Bytes::from_static(b"small"),
+                offset: range.0,
+                length: range.1,
+                ..Default::default()
+            };
+            assert_eq!(reason(&raw.get(request).await.unwrap_err()), "BAD_RANGE", "{range:?}");
+        }
+    }
+    assert_eq!(server.tier("dram", "reserved").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

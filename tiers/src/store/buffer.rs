@@ -262,3 +262,24 @@ pub struct Sealed {
     /// CRC-32 of the object.
     pub checksum: u32,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lengths of 32 bits end at 2 and at 4 GiB: the slices of such objects are whole, and make up the object.
+    #[test]
+    fn slices_of_objects_around_2_and_4_gib_make_up_their_length() {
+        const GIB: u64 = 1 << 30;
+        for slice_bytes in [64 << 10, 4 << 20, 16 << 20] {
+            for length in [2 * GIB - 1, 2 * GIB, 4 * GIB - 1, 4 * GIB, 4 * GIB + 1, 5 * GIB + 7, 16 * GIB] {
+                let count = SliceHeader::slice_count(length, slice_bytes);
+                let lengths = (0..count).map(|index| slice_length(length, slice_bytes, index));
+                assert_eq!(lengths.map(u64::from).sum::<u64>(), length, "{length} in slices of {slice_bytes}");
+                let last = slice_length(length, slice_bytes, count - 1);
+                assert_eq!(u64::from(count - 1) * u64::from(slice_bytes) + u64::from(last), length);
+                assert!(last > 0);
+            }
+        }
+    }
+}
