@@ -89,16 +89,10 @@ fn make(file: &File, layout: &Layout, path: &Path) -> Result<Arena, MemoryError>
     }
     for (offset, length) in [(0, layout.bytes_below_slot(SLOT_STEP.min(layout.slot_count))), (layout.data_offset, data)]
     {
-        reserve(file, offset, length).map_err(|source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory => {
-                let folder = path.parent().unwrap_or(path);
-                let available = statvfs(folder).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
-                MemoryError::NoRoom { path: path.to_owned(), wanted: layout.file_bytes, available }
-            }
-            _ => io_error("reserve the memory of", path, source),
-        })?;
+        reserve(file, offset, length).map_err(|source| room_error("reserve the memory of", path, layout, source))?;
     }
-    let arena = Arena::map(file, layout).map_err(|source| io_error("map", path, source))?;
+    // On hugetlbfs this takes what is not reserved yet.
+    let arena = Arena::map(file, layout).map_err(|source| room_error("map", path, layout, source))?;
     layout.format(arena.words());
     Ok(arena)
 }
@@ -146,6 +140,16 @@ fn hugetlbfs(name: &str, bytes: u64) -> Option<PathBuf> {
     let has_room = |place: &&PathBuf| statvfs(*place).is_ok_and(|stat| stat.f_bavail * stat.f_frsize >= bytes);
     let ours = mounts.iter().find(|place| place.join(name).exists());
     ours.or_else(|| mounts.iter().find(has_room)).cloned()
+}
+
+fn room_error(action: &'static str, path: &Path, layout: &Layout, source: io::Error) -> MemoryError {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory => {
+            let available = statvfs(path.parent().unwrap_or(path)).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+            MemoryError::NoRoom { path: path.to_owned(), wanted: layout.file_bytes, available }
+        }
+        _ => io_error(action, path, source),
+    }
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> MemoryError {
