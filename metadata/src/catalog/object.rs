@@ -1,4 +1,4 @@
-//! One object as the catalog keeps it: 112 bytes, its name, and nothing else for the common object of one copy
+//! One object as the catalog keeps it: 96 bytes, its name, and nothing else for the common object of one copy
 //! and one slice.
 
 use std::sync::Arc;
@@ -79,10 +79,12 @@ enum Replicas {
     Many(Box<[Replica]>),
 }
 
+/// What few objects have: boxed, it takes eight bytes of all others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Checksums {
-    One(u32),
-    Many(Box<[u32]>),
+struct More {
+    /// Of each slice, if there are several; else empty.
+    checksums: Box<[u32]>,
+    group: Option<Arc<str>>,
 }
 
 /// What a put said of its object, and what became of it.
@@ -93,9 +95,9 @@ pub(super) struct Object {
     pub(super) commit_index: LogIndex,
     pub(super) length: u64,
     replicas: Replicas,
-    checksums: Checksums,
-    /// Few objects have one: boxed, it takes eight bytes less of all others.
-    group: Option<Box<Arc<str>>>,
+    more: Option<Box<More>>,
+    /// Of the only slice.
+    checksum: u32,
     pub(super) slice_bytes: u32,
     pub(super) pins: u32,
     pub(super) data_type: DataType,
@@ -154,18 +156,20 @@ impl Description {
 impl Object {
     /// `replicas` has one to [`MAX_REPLICAS`] copies on as many nodes; `description` is sound.
     pub(super) fn new(name: Name, description: Description, replicas: Vec<Replica>) -> Self {
-        let checksums = match description.checksums[..] {
-            [checksum] => Checksums::One(checksum),
-            _ => Checksums::Many(description.checksums.into()),
+        let (checksum, checksums) = match description.checksums[..] {
+            [checksum] => (checksum, Box::default()),
+            _ => (0, description.checksums.into()),
         };
+        let more = More { checksums, group: description.group };
+        let is_common = more.checksums.is_empty() && more.group.is_none();
         Self {
             name,
             version: description.version,
             commit_index: description.commit_index,
             length: description.length,
             replicas: Replicas::of(replicas),
-            checksums,
-            group: description.group.map(Box::new),
+            more: (!is_common).then(|| Box::new(more)),
+            checksum,
             slice_bytes: description.slice_bytes,
             pins: u32::try_from(description.pins).unwrap_or(u32::MAX),
             data_type: description.data_type,
@@ -196,7 +200,7 @@ impl Object {
     }
 
     pub(super) fn group(&self) -> Option<&Arc<str>> {
-        self.group.as_deref()
+        self.more.as_ref()?.group.as_ref()
     }
 
     /// Computed when it is asked for: eight bytes less an object.
@@ -236,9 +240,9 @@ impl Object {
     }
 
     pub(super) fn checksums(&self) -> &[u32] {
-        match &self.checksums {
-            Checksums::One(checksum) => std::slice::from_ref(checksum),
-            Checksums::Many(checksums) => checksums,
+        match &self.more {
+            Some(more) if !more.checksums.is_empty() => &more.checksums,
+            _ => std::slice::from_ref(&self.checksum),
         }
     }
 
@@ -299,7 +303,7 @@ mod tests {
     #[test]
     fn an_object_stays_small() {
         assert_eq!(size_of::<Replica>(), 24);
-        assert_eq!(size_of::<Option<Object>>(), 112);
+        assert_eq!(size_of::<Option<Object>>(), 96);
     }
 
     #[test]
