@@ -10,7 +10,7 @@ use tidepool_metadata::directory::{Lookup, Reader, SliceName};
 use tidepool_metadata::{
     CHUNK_BYTES, DataType, Incarnation, NodeId, ObjectKey, ReplicaId, SliceHeader, TenantId, VersionId,
 };
-use tidepool_tiers::memory::{MemoryConfig, MemoryError, MemoryTier, RecoveredSlice, Slice};
+use tidepool_tiers::memory::{MemoryConfig, MemoryError, MemoryTier, RecoveredSlice, SharedSlice, Slice};
 
 const PAGE: u64 = 4096;
 
@@ -44,7 +44,7 @@ fn bytes_of(number: u64, length: usize) -> Vec<u8> {
 /// As long as the longest key here.
 const KEY_BYTES: usize = 24;
 
-fn put(tier: &Arc<MemoryTier>, number: u64, length: usize) -> Option<Arc<Slice>> {
+fn put(tier: &Arc<MemoryTier>, number: u64, length: usize) -> Option<SharedSlice> {
     let mut buffer = tier.reserve(length as u32, KEY_BYTES).ok()?;
     // In uneven parts, so that chunks are not the parts.
     bytes_of(number, length).chunks(10_007).for_each(|part| buffer.append(part));
@@ -63,7 +63,7 @@ fn put(tier: &Arc<MemoryTier>, number: u64, length: usize) -> Option<Arc<Slice>>
     }))
 }
 
-fn assert_whole(slice: &Arc<Slice>) {
+fn assert_whole(slice: &SharedSlice) {
     let header = slice.header();
     let expected = bytes_of(header.version.sequence, header.slice_length as usize);
     let mut copied = vec![0; expected.len()];
@@ -164,7 +164,7 @@ fn accounts_equal_a_recount_after_every_step() {
             _ if !sealed.is_empty() => drop(sealed.swap_remove(random as usize % sealed.len())),
             _ => {}
         }
-        let used: u64 = sealed.iter().map(|slice: &Arc<Slice>| pages(slice.length() as usize)).sum();
+        let used: u64 = sealed.iter().map(|slice: &SharedSlice| pages(slice.length() as usize)).sum();
         let reserved: u64 = filling.iter().map(|buffer| pages(buffer.length())).sum();
         let usage = tier.usage();
         assert_eq!((usage.used, usage.reserved), (used, reserved), "step {step}");
@@ -230,7 +230,7 @@ fn every_crash_image_opens_without_a_wrong_byte() {
     let image = TempDir::new().expect("a folder");
     let capacity = 4 << 20;
     let (tier, _) = open(live.path(), capacity, 1);
-    let mut slices: Vec<Arc<Slice>> = Vec::new();
+    let mut slices: Vec<SharedSlice> = Vec::new();
     let mut filling = None;
     let mut random = 11_u64;
     for step in 0..30_u64 {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, SliceHeader, TenantId, VersionId};
-use tidepool_tiers::memory::{MemoryConfig, MemoryError, MemoryTier, Slice};
+use tidepool_tiers::memory::{MemoryConfig, MemoryError, MemoryTier, SharedSlice};
 
 const HUGE_PAGE: u64 = 2 << 20;
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
@@ -76,7 +76,7 @@ fn bytes_of(number: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (at.wrapping_mul(number * 2 + 1) >> 3) as u8).collect()
 }
 
-fn put(tier: &Arc<MemoryTier>, number: u64, length: usize) -> Option<Arc<Slice>> {
+fn put(tier: &Arc<MemoryTier>, number: u64, length: usize) -> Option<SharedSlice> {
     let mut buffer = tier.reserve(length as u32, 24).ok()?;
     buffer.append(&bytes_of(number, length));
     let incarnation = Incarnation(1);

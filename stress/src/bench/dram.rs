@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, SliceHeader, TenantId, VersionId};
-use tidepool_tiers::memory::{MemoryConfig, MemoryTier, Slice};
+use tidepool_tiers::memory::{MemoryConfig, MemoryTier, SharedSlice, Slice};
 
 use super::pairs::{self, Sample};
 use super::{BenchOptions, Error, Figure};
@@ -25,7 +25,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     let tier = open()?;
     let source: Vec<u8> = (0..SLICES * SLICE_BYTES).map(|position| (position * 31 % 251) as u8).collect();
     let mut target = vec![1; SLICES * SLICE_BYTES];
-    let mut slices: Vec<Arc<Slice>> = Vec::new();
+    let mut slices: Vec<SharedSlice> = Vec::new();
     for number in 0..SLICES {
         slices.push(put(&tier, &source, number)?);
     }
@@ -100,7 +100,7 @@ fn open() -> Result<Arc<MemoryTier>, Error> {
     Ok(MemoryTier::open(&config)?.0)
 }
 
-fn put(tier: &Arc<MemoryTier>, source: &[u8], number: usize) -> Result<Arc<Slice>, Error> {
+fn put(tier: &Arc<MemoryTier>, source: &[u8], number: usize) -> Result<SharedSlice, Error> {
     let mut buffer = tier.reserve(SLICE_BYTES as u32, 20)?;
     buffer.append(part(source, number));
     let sequence = number as u64;
@@ -122,7 +122,7 @@ fn put(tier: &Arc<MemoryTier>, source: &[u8], number: usize) -> Result<Arc<Slice
 }
 
 /// What a reader in this process does: verifies, then has the bytes without a copy.
-fn view(slice: &Arc<Slice>) -> Result<(), Error> {
+fn view(slice: &SharedSlice) -> Result<(), Error> {
     slice.verify(0..SLICE_BYTES as u32)?;
     let length: usize = Slice::bytes(slice, 0..SLICE_BYTES as u32).map(|bytes| std::hint::black_box(bytes).len()).sum();
     assert_eq!(length, SLICE_BYTES);

@@ -18,8 +18,9 @@ use rustix::mm::{Advice, madvise};
 use tidepool_metadata::directory::{Extent, Layout, PAGE_BYTES};
 
 use super::blocks::Blocks;
+use super::tier::MemoryTier;
 
-/// A mapped segment. Unmapped when the last pages are gone.
+/// A mapped segment. Its tier keeps it, and whoever has pages keeps the tier.
 #[derive(Debug)]
 pub(super) struct Arena {
     map: MmapRaw,
@@ -92,21 +93,26 @@ impl Arena {
 /// Pages that belong to whoever has this, in the order in which bytes fill them.
 #[derive(Debug)]
 pub(super) struct Pages {
-    arena: Arc<Arena>,
+    tier: Arc<MemoryTier>,
     blocks: Blocks,
 }
 
 impl Pages {
     /// Pages of blocks that `super::tier` just took from its allocator, or with which it was restored. What a caller must
-    /// keep: the allocator is this arena's, and each block is here once until it is given back.
-    pub(super) fn of_new_blocks(arena: &Arc<Arena>, blocks: Blocks) -> Self {
-        blocks.iter().for_each(|block| arena.check(block.extent));
-        Self { arena: Arc::clone(arena), blocks }
+    /// keep: the allocator is this tier's, and each block is here once until it is given back.
+    pub(super) fn of_new_blocks(tier: &Arc<MemoryTier>, blocks: Blocks) -> Self {
+        blocks.iter().for_each(|block| tier.arena().check(block.extent));
+        Self { tier: Arc::clone(tier), blocks }
+    }
+
+    /// The tier that they are of.
+    pub(super) fn tier(&self) -> &Arc<MemoryTier> {
+        &self.tier
     }
 
     /// The same pages under a new owner; this one has none any more.
     pub(super) fn take(&mut self) -> Self {
-        Self { arena: Arc::clone(&self.arena), blocks: self.take_blocks() }
+        Self { tier: Arc::clone(&self.tier), blocks: self.take_blocks() }
     }
 
     /// The blocks, to be given back.
@@ -133,10 +139,10 @@ impl Pages {
             let (from, to) = (range.start.max(start), range.end.min(start + bytes));
             let offset = from.saturating_sub(start);
             start += bytes;
-            // SAFETY: within the extent, which is within the mapping; the pages are ours and `&self` keeps writers
+            // SAFETY: within the extent, which is within the mapping, which the tier keeps; the pages are ours and `&self` keeps writers
             // (`spare`) away; tmpfs pages are initialised, to zero if by nobody else.
             (from < to).then(|| unsafe {
-                std::slice::from_raw_parts(self.arena.start_of(block.extent).add(offset), to - from)
+                std::slice::from_raw_parts(self.tier.arena().start_of(block.extent).add(offset), to - from)
             })
         })
     }
@@ -148,9 +154,9 @@ impl Pages {
             let bytes = block.extent.pages as usize * PAGE_BYTES;
             if position < start + bytes {
                 let offset = position - start;
-                // SAFETY: within the extent and so within the mapping; the pages are ours, `&mut self` is exclusive.
+                // SAFETY: within the extent and so within the mapping, which the tier keeps; the pages are ours, `&mut self` is exclusive.
                 return unsafe {
-                    std::slice::from_raw_parts_mut(self.arena.start_of(block.extent).add(offset), bytes - offset)
+                    std::slice::from_raw_parts_mut(self.tier.arena().start_of(block.extent).add(offset), bytes - offset)
                 };
             }
             start += bytes;

@@ -1,19 +1,15 @@
 //! A slice on its way into DRAM.
 
-use std::sync::Arc;
-
 use crc32fast::Hasher;
 use tidepool_metadata::directory::SlotPromise;
 use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, SliceHeader};
 
 use super::arena::Pages;
-use super::slice::Slice;
-use super::tier::MemoryTier;
+use super::slice::{SharedSlice, Slice};
 use crate::io::Landing;
 
 /// Room for one slice, being filled. Dropping it frees the room.
 pub struct SliceBuffer {
-    tier: Arc<MemoryTier>,
     pages: Pages,
     length: usize,
     filled: usize,
@@ -36,10 +32,10 @@ pub(super) fn trailer_start(length: usize) -> usize {
 }
 
 impl SliceBuffer {
-    pub(super) fn new(tier: Arc<MemoryTier>, pages: Pages, promise: SlotPromise, length: u32) -> Self {
+    pub(super) fn new(pages: Pages, promise: SlotPromise, length: u32) -> Self {
         let length = length as usize;
         let checksums = Vec::with_capacity(length.div_ceil(CHUNK_BYTES));
-        Self { tier, pages, length, filled: 0, checksums, chunk: Hasher::new(), promise: Some(promise) }
+        Self { pages, length, filled: 0, checksums, chunk: Hasher::new(), promise: Some(promise) }
     }
 
     /// Length of the slice in bytes.
@@ -76,7 +72,7 @@ impl SliceBuffer {
     /// # Panics
     /// If bytes are missing, or the header speaks of another length: a half slice must never be sealed.
     #[must_use]
-    pub fn seal(mut self, header: SliceHeader) -> Arc<Slice> {
+    pub fn seal(mut self, header: SliceHeader) -> SharedSlice {
         assert!(
             self.filled == self.length && header.slice_length as usize == self.length,
             "a slice of {} bytes is sealed with {} bytes as {}",
@@ -99,8 +95,8 @@ impl SliceBuffer {
         }
         let pages = self.pages.take();
         let promise = self.promise.take().expect("a buffer is sealed once");
-        let slot = self.tier.seal(promise, &SliceHeader { checksum, ..header }, &pages);
-        Arc::new(Slice::new(Arc::clone(&self.tier), pages, slot, self.length, checksum))
+        let slot = pages.tier().seal(promise, &SliceHeader { checksum, ..header }, &pages);
+        SharedSlice::new(Slice::new(pages, slot, self.length, checksum))
     }
 }
 
@@ -132,7 +128,8 @@ impl Landing for SliceBuffer {
 impl Drop for SliceBuffer {
     fn drop(&mut self) {
         if let Some(promise) = self.promise.take() {
-            self.tier.give_back(self.pages.take_blocks(), promise);
+            let blocks = self.pages.take_blocks();
+            self.pages.tier().give_back(blocks, promise);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The DRAM tier: slices in a named shared-memory segment that outlives the process.
 //!
-//! Ownership says it all: a [`SliceBuffer`] is exclusive and is filled; sealed it becomes an immutable `Arc<Slice>`,
-//! entered in the segment's directory (`docs/src/formats/directory.md`); when the last `Arc` is dropped the entry is
-//! retired, its generation goes up, and only then its pages can be taken again. So an `Arc<Slice>` is a hold.
+//! Ownership says it all: a [`SliceBuffer`] is exclusive and is filled; sealed it becomes an immutable [`SharedSlice`],
+//! entered in the segment's directory (`docs/src/formats/directory.md`); when the last of it is dropped the entry is
+//! retired, its generation goes up, and only then its pages can be taken again. So a [`SharedSlice`] is a hold.
 //!
 //! It knows nothing of eviction, objects or tiers.
 //!
@@ -26,5 +26,5 @@ pub use blocks::Blocks;
 pub use buffer::SliceBuffer;
 pub use error::{Corrupt, MemoryError, NoSpace};
 pub use recovered::{RecoveredSlice, RecoveredSlices};
-pub use slice::Slice;
+pub use slice::{SharedSlice, Slice};
 pub use tier::{MemoryConfig, MemoryTier, Usage};

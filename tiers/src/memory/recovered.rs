@@ -7,7 +7,7 @@ use tidepool_metadata::{ReplicaId, SliceHeader};
 
 use super::allocator::Block;
 use super::error::Corrupt;
-use super::slice::Slice;
+use super::slice::{SharedSlice, Slice};
 use super::tier::MemoryTier;
 
 /// All that were found. There may be millions, so each becomes a [`RecoveredSlice`] when it is asked for; those that
@@ -61,7 +61,7 @@ impl RecoveredSlices {
         let slot = std::mem::replace(&mut found.slot, TAKEN);
         self.left -= 1;
         let pages = self.tier.recovered_pages(blocks);
-        let slice = Slice::new(Arc::clone(&self.tier), pages, slot, found.slice_length as usize, found.checksum);
+        let slice = Slice::new(pages, slot, found.slice_length as usize, found.checksum);
         RecoveredSlice { slice, replica: found.replica, is_whole: found.is_whole }
     }
 }
@@ -124,7 +124,7 @@ impl RecoveredSlice {
     ///
     /// # Errors
     /// [`Corrupt`]: it is gone.
-    pub fn verify(self) -> Result<Arc<Slice>, Corrupt> {
+    pub fn verify(self) -> Result<SharedSlice, Corrupt> {
         let Self { slice, .. } = self;
         slice.verify(0..slice.length())?;
         let (length, expected) = (slice.length(), slice.checksum());
@@ -136,6 +136,6 @@ impl RecoveredSlice {
         if commit_index > 0 {
             slice.complete(commit_index);
         }
-        Ok(Arc::new(slice))
+        Ok(SharedSlice::new(slice))
     }
 }

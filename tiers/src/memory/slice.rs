@@ -1,7 +1,6 @@
 //! Sealed slices: immutable, verified when they are read.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use crc32fast::Hasher;
@@ -11,38 +10,46 @@ use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, SliceHeader};
 use super::arena::Pages;
 use super::buffer::trailer_start;
 use super::error::Corrupt;
-use super::tier::MemoryTier;
 use crate::nvme::SliceSource;
 
 /// Bytes copied before they are checked: they stay in the first cache, whatever else runs on the core.
 const COPY_STEP_BYTES: usize = 4096;
 
-/// A sealed slice in DRAM. Whoever has an `Arc` of it holds its memory.
+/// A sealed slice in DRAM.
 #[derive(Debug)]
 pub struct Slice {
-    tier: Arc<MemoryTier>,
     pages: Pages,
     slot: SlotId,
-    length: usize,
+    length: u32,
     checksum: u32,
 }
 
+/// A sealed slice, shared: whoever has it holds its memory. Without a count of weak references it takes 48 bytes, a size
+/// of the allocator's, instead of 64; there is one for every small object.
+pub type SharedSlice = triomphe::Arc<Slice>;
+
+const _: () = assert!(size_of::<Slice>() + size_of::<usize>() <= 48);
+
 impl Slice {
-    pub(super) fn new(tier: Arc<MemoryTier>, pages: Pages, slot: SlotId, length: usize, checksum: u32) -> Self {
-        Self { tier, pages, slot, length, checksum }
+    pub(super) fn new(pages: Pages, slot: SlotId, length: usize, checksum: u32) -> Self {
+        let length = u32::try_from(length).expect("a slice has at most 16 MiB");
+        Self { pages, slot, length, checksum }
+    }
+
+    fn len(&self) -> usize {
+        self.length as usize
     }
 
     /// What the directory says of it.
     #[must_use]
     pub fn header(&self) -> SliceHeader {
-        self.tier.header(self.slot)
+        self.pages.tier().header(self.slot)
     }
 
     /// Its length in bytes.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "made from a u32")]
     pub fn length(&self) -> u32 {
-        self.length as u32
+        self.length
     }
 
     /// Its CRC-32.
@@ -54,15 +61,15 @@ impl Slice {
     /// The stored CRC-32 of each chunk.
     #[must_use]
     pub fn chunk_checksums(&self) -> ChunkChecksums {
-        let chunks = self.length.div_ceil(CHUNK_BYTES).max(1);
+        let chunks = self.len().div_ceil(CHUNK_BYTES).max(1);
         ChunkChecksums((0..chunks).map(|chunk| self.chunk_checksum(chunk)).collect())
     }
 
     fn chunk_checksum(&self, chunk: usize) -> u32 {
-        if self.length <= CHUNK_BYTES {
+        if self.len() <= CHUNK_BYTES {
             return self.checksum;
         }
-        let at = trailer_start(self.length) + 4 * chunk;
+        let at = trailer_start(self.len()) + 4 * chunk;
         let mut bytes = [0; 4];
         // Four bytes at a multiple of four lie in one page.
         self.pages.pieces(at..at + 4).for_each(|piece| bytes.copy_from_slice(piece));
@@ -123,13 +130,13 @@ impl Slice {
     ///
     /// # Panics
     /// If the range leaves the slice.
-    pub fn bytes(self: &Arc<Self>, range: Range<u32>) -> impl Iterator<Item = Bytes> + use<> {
-        let range = self.check(range);
+    pub fn bytes(slice: &SharedSlice, range: Range<u32>) -> impl Iterator<Item = Bytes> + use<> {
+        let range = slice.check(range);
         let mut position = range.start;
-        let lengths: arrayvec::ArrayVec<usize, 8> = self.pages.pieces(range).map(<[u8]>::len).collect();
-        let slice = Arc::clone(self);
+        let lengths: arrayvec::ArrayVec<usize, 8> = slice.pages.pieces(range).map(<[u8]>::len).collect();
+        let slice = SharedSlice::clone(slice);
         lengths.into_iter().map(move |length| {
-            let view = View { slice: Arc::clone(&slice), range: position..position + length };
+            let view = View { slice: SharedSlice::clone(&slice), range: position..position + length };
             position += length;
             Bytes::from_owner(view)
         })
@@ -137,7 +144,7 @@ impl Slice {
 
     /// Lets readers in other processes find it: its put was completed at `commit_index`.
     pub fn complete(&self, commit_index: u64) {
-        self.tier.complete(self.slot, commit_index);
+        self.pages.tier().complete(self.slot, commit_index);
     }
 
     /// Where it lies, in words for people.
@@ -151,7 +158,7 @@ impl Slice {
 
     fn check(&self, range: Range<u32>) -> Range<usize> {
         let range = range.start as usize..range.end as usize;
-        assert!(range.start <= range.end && range.end <= self.length, "{range:?} leaves the slice of {}", self.length);
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} leaves the slice of {}", self.length);
         range
     }
 
@@ -161,7 +168,7 @@ impl Slice {
     }
 
     fn chunk_range(&self, chunk: usize) -> Range<usize> {
-        chunk * CHUNK_BYTES..((chunk + 1) * CHUNK_BYTES).min(self.length)
+        chunk * CHUNK_BYTES..((chunk + 1) * CHUNK_BYTES).min(self.len())
     }
 
     fn compare(&self, chunk: usize, sum: Hasher) -> Result<(), Corrupt> {
@@ -173,19 +180,20 @@ impl Slice {
 
 impl Drop for Slice {
     fn drop(&mut self) {
-        self.tier.retire(self.slot, self.pages.take_blocks());
+        let blocks = self.pages.take_blocks();
+        self.pages.tier().retire(self.slot, blocks);
     }
 }
 
-impl SliceSource for Slice {
+impl SliceSource for SharedSlice {
     fn pieces(&self) -> Box<dyn Iterator<Item = &[u8]> + '_> {
-        Box::new(self.pages.pieces(0..self.length))
+        Box::new(self.pages.pieces(0..self.len()))
     }
 }
 
 /// A part of a slice that lies together.
 struct View {
-    slice: Arc<Slice>,
+    slice: SharedSlice,
     range: Range<usize>,
 }
 

@@ -59,7 +59,7 @@ pub struct Usage {
 /// The DRAM tier of one node.
 #[derive(Debug)]
 pub struct MemoryTier {
-    arena: Arc<Arena>,
+    arena: Arena,
     layout: Layout,
     file: std::fs::File,
     path: Option<PathBuf>,
@@ -93,7 +93,7 @@ impl MemoryTier {
             Allocator::restore(data_pages, &found.extents).expect("recovered extents do not overlap");
         let backed_slots = writer.slots_needed().max(segment::initially_backed(&layout));
         let state = Mutex::new(State { allocator, writer, reserved_pages: 0, backed_slots });
-        let tier = Self { arena: Arc::new(arena), layout, file, path, state, closed: AtomicBool::new(false) };
+        let tier = Self { arena, layout, file, path, state, closed: AtomicBool::new(false) };
         let tier = Arc::new(tier);
         let recovered = RecoveredSlices::new(Arc::clone(&tier), found.slots, blocks);
         Ok((tier, recovered))
@@ -122,8 +122,7 @@ impl MemoryTier {
             self.give_back(blocks, promise);
             return Err(no_space);
         }
-        let pages = Pages::of_new_blocks(&self.arena, blocks);
-        Ok(SliceBuffer::new(Arc::clone(self), pages, promise, length))
+        Ok(SliceBuffer::new(Pages::of_new_blocks(self, blocks), promise, length))
     }
 
     /// The segment's file, opened for reading only, for processes that may map it; and its length in bytes.
@@ -218,8 +217,13 @@ impl MemoryTier {
     }
 
     /// The pages of a slice that was recovered.
-    pub(super) fn recovered_pages(&self, blocks: Blocks) -> Pages {
-        Pages::of_new_blocks(&self.arena, blocks)
+    pub(super) fn recovered_pages(self: &Arc<Self>, blocks: Blocks) -> Pages {
+        Pages::of_new_blocks(self, blocks)
+    }
+
+    /// The segment, which stays the same.
+    pub(super) fn arena(&self) -> &Arena {
+        &self.arena
     }
 
     pub(super) fn header(&self, slot: SlotId) -> SliceHeader {

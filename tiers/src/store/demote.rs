@@ -16,7 +16,7 @@ use tidepool_metadata::TierKind;
 use super::index::{Activity, EntryId, PerSlice, State};
 use super::{ForgetAnswer, Inner, ReplicaName, Tables, TieredStore, alive, name_of};
 use crate::StoreError;
-use crate::memory::Slice;
+use crate::memory::SharedSlice;
 use crate::nvme::{Location, NvmeTier, WritePolicy, Written};
 
 /// Bytes being written to NVMe at a time: enough regions to keep the device busy, few enough not to hold DRAM back.
@@ -38,7 +38,7 @@ enum Fate {
     /// Its NVMe copy can be read: DRAM was dropped under the lock.
     Dropped,
     /// To be written to NVMe.
-    Write(PerSlice<Arc<Slice>>, Arc<NvmeTier>),
+    Write(PerSlice<SharedSlice>, Arc<NvmeTier>),
     /// To be forgotten, if the catalog allows.
     Forget,
 }
@@ -158,8 +158,8 @@ impl Inner {
     }
 
     /// Writes a replica's slices; answers when all can be read. What is not kept is released.
-    async fn write_slices(nvme: &NvmeTier, slices: &PerSlice<Arc<Slice>>) -> Option<Vec<Written>> {
-        let writes = slices.as_slice().iter().map(|slice| nvme.write(slice.header(), Arc::clone(slice) as _));
+    async fn write_slices(nvme: &NvmeTier, slices: &PerSlice<SharedSlice>) -> Option<Vec<Written>> {
+        let writes = slices.as_slice().iter().map(|slice| nvme.write(slice.header(), Arc::new(slice.clone())));
         let results = futures::future::join_all(writes).await;
         results.into_iter().collect::<Result<Vec<_>, _>>().ok()
     }
@@ -218,7 +218,7 @@ async fn write(
     id: EntryId,
     name: ReplicaName,
     bytes: u64,
-    slices: PerSlice<Arc<Slice>>,
+    slices: PerSlice<SharedSlice>,
     nvme: Arc<NvmeTier>,
 ) -> Demoted {
     let written = Inner::write_slices(&nvme, &slices).await;

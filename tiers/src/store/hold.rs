@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::index::PerSlice;
 use super::{Inner, TieredStore, alive};
 use crate::StoreError;
-use crate::memory::Slice;
+use crate::memory::SharedSlice;
 
 /// Longest hold that is granted.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ pub struct Hold {
     /// When it ends.
     pub until: Instant,
     /// The object's slices in DRAM, in order.
-    pub slices: Arc<[Arc<Slice>]>,
+    pub slices: Arc<[SharedSlice]>,
 }
 
 #[derive(Default)]
@@ -40,7 +40,7 @@ pub(super) struct Holds {
 struct Held {
     until: Instant,
     /// Never read: keeping it is the hold.
-    _slices: Arc<[Arc<Slice>]>,
+    _slices: Arc<[SharedSlice]>,
 }
 
 impl PartialEq for Held {
@@ -73,7 +73,7 @@ impl TieredStore {
         version: VersionId,
         duration: Duration,
     ) -> Result<Option<Hold>, StoreError> {
-        let slices: Option<Arc<[Arc<Slice>]>> = {
+        let slices: Option<Arc<[SharedSlice]>> = {
             let tables = self.inner.state.lock();
             let entry = tables.index.find(tenant, key.as_bytes(), version).and_then(|id| tables.index.get(id));
             entry.and_then(|entry| entry.dram.as_ref()).map(PerSlice::as_slice).map(Arc::from)

@@ -7,12 +7,10 @@
 //! `resident` entries and members of the DRAM eviction order are the same set once complete.
 //! Memory: a `u32` a table slot, and one [`Entry`] in chunks that never move.
 
-use std::sync::Arc;
-
 use hashbrown::HashTable;
 use tidepool_metadata::{DataType, KeyHash, ObjectKey, ReplicaId, SliceHeader, TenantId, VersionId};
 
-use crate::memory::Slice;
+use crate::memory::SharedSlice;
 use crate::nvme::Location;
 
 /// A place in the index, reused after the entry is gone; dense, so that eviction orders can be arrays.
@@ -85,7 +83,7 @@ pub(crate) struct Entry {
     pub(crate) replica: ReplicaId,
     pub(crate) object_length: u64,
     pub(crate) commit_index: u64,
-    pub(crate) dram: Option<PerSlice<Arc<Slice>>>,
+    pub(crate) dram: Option<PerSlice<SharedSlice>>,
     pub(crate) nvme: Option<PerSlice<Location>>,
     pub(crate) slice_bytes: u32,
     pub(crate) data_type: DataType,

@@ -11,7 +11,7 @@
 //! Invariants:
 //! - A replica is found by (tenant, key, version), never by a bare key.
 //! - DRAM is freed only when the NVMe copy can be read, or after a committed answer that the replica is forgotten;
-//!   and always only when the last `Arc` of its slices is gone. An `Arc<Slice>` is a hold.
+//!   and always only when the last [`SharedSlice`](crate::memory::SharedSlice) of its slices is gone: each is a hold.
 //! - At most one of demote, promote, forget runs on a replica.
 //!
 //! Concurrency: one lock over index, eviction order and counters, held for O(1) work, never across an await; bytes

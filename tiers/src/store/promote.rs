@@ -7,7 +7,7 @@ use tidepool_metadata::SliceHeader;
 use super::Inner;
 use super::buffer::slice_length;
 use super::index::{Activity, Entry, EntryId, PerSlice, State, header_of};
-use crate::memory::Slice;
+use crate::memory::SharedSlice;
 use crate::nvme::{Location, NvmeTier, SliceName};
 
 /// Larger objects are served from NVMe piece by piece: whoever reads them should not wait for all of them first.
@@ -63,7 +63,7 @@ pub(super) async fn run(inner: Arc<Inner>, load: Load) {
 
 /// `None` if there is no room at once (then the evictor is asked for some) or the read failed: the reader that waits
 /// reads from NVMe itself, and hears of the error there.
-pub(super) async fn load_slices(inner: &Inner, load: &Load) -> Option<PerSlice<Arc<Slice>>> {
+pub(super) async fn load_slices(inner: &Inner, load: &Load) -> Option<PerSlice<SharedSlice>> {
     let mut slices = Vec::with_capacity(load.locations.as_slice().len());
     for (slice_index, &location) in (0_u32..).zip(load.locations.as_slice()) {
         let SliceHeader { object_length, slice_bytes, version, replica, .. } = load.header;

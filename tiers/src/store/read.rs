@@ -11,7 +11,7 @@ use super::buffer::slice_length;
 use super::index::{Activity, Entry, EntryId, PerSlice};
 use super::{Inner, ReplicaName, TieredStore, name_of, promote};
 use crate::StoreError;
-use crate::memory::Slice;
+use crate::memory::{SharedSlice, Slice};
 use crate::nvme::{Location, NvmeTier, SliceName, TierState, VecTarget};
 
 /// Most bytes given out, and read from NVMe, at once: measured, larger ones bring no more, and 256 KiB a tenth less over
@@ -43,7 +43,7 @@ pub struct ObjectReader {
 }
 
 enum Source {
-    Dram(PerSlice<Arc<Slice>>),
+    Dram(PerSlice<SharedSlice>),
     Nvme(PerSlice<Location>, Arc<NvmeTier>),
 }
 

@@ -20,7 +20,7 @@ use tidepool_metadata::{ReplicaId, SliceHeader};
 use super::index::{Activity, Entry, PerSlice, State};
 use super::{Inner, TieredStore, heat, promote};
 use crate::StoreError;
-use crate::memory::{RecoveredSlice, RecoveredSlices, Slice};
+use crate::memory::{RecoveredSlice, RecoveredSlices, SharedSlice};
 use crate::nvme::{Location, NvmeTier};
 
 /// The phases in their order.
@@ -233,7 +233,7 @@ fn adopt_each(inner: &Arc<Inner>, next: impl Fn() -> Option<Vec<RecoveredSlice>>
 /// Adopts a replica from its slices in the segment, if all are there and all verify. Answers its length.
 fn adopt_slices(inner: &Inner, slices: Vec<RecoveredSlice>) -> Option<u64> {
     let verified = slices.into_iter().map_while(|slice| slice.verify().ok());
-    let mut slices: Vec<(SliceHeader, Arc<Slice>)> = verified.map(|slice| (slice.header(), slice)).collect();
+    let mut slices: Vec<(SliceHeader, SharedSlice)> = verified.map(|slice| (slice.header(), slice)).collect();
     slices.sort_by_key(|(header, _)| header.slice_index);
     let (first, _) = slices.first()?;
     let whole = SliceHeader::slice_count(first.object_length, first.slice_bytes) as usize == slices.len()

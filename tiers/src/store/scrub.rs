@@ -7,7 +7,7 @@ use tidepool_metadata::TierKind;
 
 use super::index::{EntryId, PerSlice};
 use super::{Inner, ReplicaName, alive, name_of};
-use crate::memory::Slice;
+use crate::memory::SharedSlice;
 use crate::nvme::{NvmeTier, RecordOwner as _};
 
 /// How often a share of the budget is spent.
@@ -77,7 +77,7 @@ fn scrub_dram(inner: &Arc<Inner>, first: EntryId, budget: u64) -> EntryId {
     id
 }
 
-fn verify(inner: &Arc<Inner>, name: &ReplicaName, slices: &PerSlice<Arc<Slice>>) -> u64 {
+fn verify(inner: &Arc<Inner>, name: &ReplicaName, slices: &PerSlice<SharedSlice>) -> u64 {
     let mut bytes = 0;
     for slice in slices.as_slice() {
         bytes += u64::from(slice.length());
