@@ -1,5 +1,7 @@
 //! Gets: locate, open the replica here, read verified bytes.
 
+use std::collections::HashSet;
+
 use bytes::{Bytes, BytesMut};
 use tidepool_client::ObjectStream;
 use tidepool_metadata::catalog::{Located, ObjectLocation, Presence};
@@ -39,6 +41,7 @@ impl NodeService {
         freshness: Freshness,
     ) -> Result<ObjectReader, Error> {
         let mut read = read_of(freshness);
+        let mut versions = HashSet::new();
         for _ in 0..LOOKUPS {
             let location = match self.locate(name, read).await? {
                 Located::Missing if matches!(read, Read::Linearizable) => {
@@ -53,6 +56,7 @@ impl NodeService {
                 Located::Recovering => return Err(error::recovering(name)),
                 Located::Found(location) => location,
             };
+            versions.insert(location.version);
             let here = location.replicas.iter().any(|copy| copy.replica.node == self.inner.node);
             if !here {
                 match self.open_elsewhere(name, &location, range).await? {
@@ -74,7 +78,8 @@ impl NodeService {
                 return Err(error::recovering(name));
             }
         }
-        Err(error::not_found(name))
+        // Replaced each time between the catalog and the store is not missing.
+        Err(if versions.len() > 1 { error::unavailable(name) } else { error::not_found(name) })
     }
 
     /// Opens exactly that version, without asking the catalog: for callers that hold a location. Served from the first
