@@ -121,10 +121,29 @@ impl NodeService {
         }
     }
 
-    /// Which of the keys have an object that can be read, so that no bytes need to move. Only a hint: the proposal
-    /// decides.
+    /// Which of the keys have an object that can be read, so that no bytes need to move. What this node's copy of the catalog
+    /// lacks is only a hint: the proposal decides. What it has is an answer, and confirmed: it may be removed by now.
     async fn present(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<(LogIndex, Vec<bool>), Error> {
-        let (log_index, answer) = self.catalog().await?.query(Query::Exists { tenant, keys }, Read::Local).await?;
+        let (log_index, mut present) = self.presence(tenant, keys.clone(), Read::Local).await?;
+        let found: Vec<usize> = (0..present.len()).filter(|&position| present[position]).collect();
+        if found.is_empty() {
+            return Ok((log_index, present));
+        }
+        let again = found.iter().map(|&position| keys[position].clone()).collect();
+        let (log_index, confirmed) = self.presence(tenant, again, Read::Linearizable).await?;
+        for (position, confirmed) in found.into_iter().zip(confirmed) {
+            present[position] = confirmed;
+        }
+        Ok((log_index, present))
+    }
+
+    async fn presence(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+        read: Read,
+    ) -> Result<(LogIndex, Vec<bool>), Error> {
+        let (log_index, answer) = self.catalog().await?.query(Query::Exists { tenant, keys }, read).await?;
         let Answer::Presence(presence) = answer else { return Err(error::unexpected("presence")) };
         Ok((log_index, presence.into_iter().map(|presence| presence == Presence::Present).collect()))
     }
