@@ -223,7 +223,9 @@ impl Client {
     /// Remembers how a node answered, for the next calls.
     fn note(&self, place: usize, error: Option<&Error>) {
         match error {
-            Some(Error::Refused(refusal)) if refusal.is_transport => self.inner.channels.failed(place),
+            Some(Error::Refused(refusal)) if refusal.is_transport || is_cut_off(&refusal.reason) => {
+                self.inner.channels.failed(place);
+            }
             Some(Error::Deadline { .. }) => {}
             _ => self.inner.channels.answered(place),
         }
@@ -367,6 +369,11 @@ impl Repetition {
         tokio::time::sleep(pause).await;
         Ok(())
     }
+}
+
+/// Whether a node with that reason can't reach the others: one of them may be better to ask.
+fn is_cut_off(reason: &str) -> bool {
+    matches!(reason, "NO_LEADER" | "LAGGING")
 }
 
 /// Copies `key` into a message's bytes once it is known to be one.

@@ -157,10 +157,12 @@ impl Refusal {
             "KEY_EMPTY" | "KEY_TOO_LONG" | "VALUE_TOO_LARGE" | "LENGTH_MISMATCH" | "CHECKSUM_MISMATCH"
             | "BAD_RANGE" => Code::InvalidArgument,
             "NO_SPACE" | "OVERLOADED" => Code::ResourceExhausted,
-            "NO_LEADER" | "RECOVERING" | "SHUTTING_DOWN" => Code::Unavailable,
+            "NO_LEADER" | "LAGGING" | "STARTING" | "RECOVERING" | "UNAVAILABLE" | "PUT_EXPIRED" | "SHUTTING_DOWN" => {
+                Code::Unavailable
+            }
             "UNKNOWN_TENANT" => Code::NotFound,
             "CORRUPT" => Code::DataLoss,
-            "DEADLINE" => Code::DeadlineExceeded,
+            "DEADLINE" | "OUTCOME_UNKNOWN" => Code::DeadlineExceeded,
             "UNAUTHENTICATED" => Code::Unauthenticated,
             "UNIMPLEMENTED" => Code::Unimplemented,
             _ => Code::Internal,

@@ -177,6 +177,21 @@ impl CatalogHandle {
         self.consensus.read(read, |catalog| catalog.query(&query)).await
     }
 
+    /// Makes certain that everything that was acknowledged to anybody by now is applied here; see [`Read::AtLeast`].
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`].
+    pub async fn confirm(&self) -> Result<(), CatalogError> {
+        self.consensus.confirm().await
+    }
+
+    /// Whether this voter has had no leader for longer than an election takes: what needs one is better asked of another
+    /// node.
+    #[must_use]
+    pub fn is_cut_off(&self) -> bool {
+        self.consensus.is_cut_off()
+    }
+
     /// Where objects are, one answer per key. With `lease`, readable ones get a lease as far as the tenant may have more
     /// ([`CatalogHandle::lease_left`] tells), and the read is linearizable.
     ///

@@ -121,7 +121,7 @@ impl CatalogError {
         match self {
             Self::Starting => "STARTING",
             Self::Overloaded { .. } => "OVERLOADED",
-            Self::NotLeader { .. } => "NOT_LEADER",
+            Self::NotLeader { .. } => "NO_LEADER",
             Self::TooLarge { .. } => "COMMAND_TOO_LARGE",
             Self::ShuttingDown => "SHUTTING_DOWN",
             Self::Malformed(_) => "COMMAND_MALFORMED",

@@ -29,12 +29,16 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a leader's read waits for its own apply before it goes the long way.
 const LEADER_WAIT: Duration = Duration::from_millis(500);
 
+/// How old the state may be from which a read is answered that need not see everything. What depends on it promises 5 s: there
+/// is a second left for answers on their way.
+const STALENESS_NANOS: u64 = 4_000_000_000;
+
 /// What a read must have seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// Whatever this voter has applied.
+    /// Whatever this voter has applied, however old that is.
     Local,
-    /// The effects of all entries up to this index.
+    /// The effects of all entries up to this index, and of everything that was acknowledged to anybody 4 s ago.
     AtLeast(LogIndex),
     /// The effects of everything that was acknowledged to anybody before the read began.
     Linearizable,
@@ -113,7 +117,8 @@ impl<S: StateMachine> Consensus<S> {
     /// twice, if leadership ended meanwhile. Cancel-safe.
     ///
     /// # Errors
-    /// [`CatalogError::Lagging`] after 5 s, those of a group that ended.
+    /// [`CatalogError::Lagging`] after 5 s; [`CatalogError::NotLeader`] at once, if the leader would have to be asked and there
+    /// was none for longer than an election takes; those of a group that ended.
     pub async fn read<A>(&self, read: Read, question: impl Fn(&S) -> A) -> Result<(LogIndex, A), CatalogError> {
         self.check_alive()?;
         if read == Read::Linearizable
@@ -121,10 +126,12 @@ impl<S: StateMachine> Consensus<S> {
         {
             return Ok(answer);
         }
+        let began = clock::boot_nanos();
         let wait = async {
             let from = match read {
                 Read::Local => LogIndex(0),
-                Read::AtLeast(index) => index,
+                Read::AtLeast(index) if self.is_recent(began) => index,
+                Read::AtLeast(index) => self.read_index().await?.max(index),
                 Read::Linearizable => self.read_index().await?,
             };
             let mut applied = self.watch_applied();
@@ -137,8 +144,33 @@ impl<S: StateMachine> Consensus<S> {
         };
         let in_time = tokio::time::timeout(READ_TIMEOUT, wait).await;
         in_time.unwrap_or_else(|_elapsed| Err(self.lagging(read)))?;
+        if read == Read::Linearizable {
+            self.shared.confirmed.fetch_max(began, Ordering::AcqRel);
+        }
         let state = self.shared.state.read();
         Ok((LogIndex(state.position.index), question(&state.machine)))
+    }
+
+    /// Whether everything that was acknowledged [`STALENESS_NANOS`] before `now` is certainly applied here.
+    fn is_recent(&self, now: u64) -> bool {
+        self.leads_from().is_some_and(|from| self.applied() >= from)
+            || self.shared.confirmed.load(Ordering::Acquire).saturating_add(STALENESS_NANOS) > now
+    }
+
+    /// Makes certain that everything that was acknowledged to anybody by now is applied here. As long as this is done every
+    /// second or two, reads that may be a little old need not ask anybody.
+    ///
+    /// # Errors
+    /// As [`Consensus::read`].
+    pub async fn confirm(&self) -> Result<(), CatalogError> {
+        self.read(Read::Linearizable, |_| ()).await.map(drop)
+    }
+
+    /// Whether this voter has had no leader for longer than an election takes, nor leads: what needs one is better asked of
+    /// another node.
+    #[must_use]
+    pub fn is_cut_off(&self) -> bool {
+        self.shared.is_cut_off()
     }
 
     /// Answers here if this voter leads, and nobody else can lead yet when the answer is there.
@@ -184,6 +216,9 @@ impl<S: StateMachine> Consensus<S> {
     }
 
     async fn read_index(&self) -> Result<LogIndex, CatalogError> {
+        if self.is_cut_off() {
+            return Err(CatalogError::NotLeader { leader: None });
+        }
         let (reader, index) = oneshot::channel();
         if let Err(error) = self.shared.inbox.read(reader) {
             self.check_alive()?;

@@ -21,6 +21,9 @@ use crate::error::{CatalogError, GroupError};
 /// How lately a follower must have heard from its leader to count as in contact: the shortest election timeout.
 const CONTACT: Duration = Duration::from_millis(200);
 
+/// After how long without a leader a voter counts as cut off: some elections.
+const CUT_OFF_NANOS: u64 = 1_000_000_000;
+
 /// What a voter does in the group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
@@ -117,6 +120,11 @@ pub(super) struct Shared<S: StateMachine> {
     pub(super) commit: AtomicU64,
     /// Until when (`CLOCK_BOOTTIME`) this voter certainly leads.
     pub(super) lease_until: AtomicU64,
+    /// When it last heard from its leader; while it leads, until when it certainly does.
+    contact: AtomicU64,
+    /// Everything that was acknowledged to anybody before this instant (`CLOCK_BOOTTIME`) is applied here.
+    pub(super) confirmed: AtomicU64,
+    started: u64,
     pub(super) clock: LogClock,
     raft: Mutex<View>,
     stopping: AtomicBool,
@@ -139,6 +147,9 @@ impl<S: StateMachine> Shared<S> {
             leader_from: AtomicU64::new(0),
             commit: AtomicU64::new(index),
             lease_until: AtomicU64::new(0),
+            contact: AtomicU64::new(0),
+            confirmed: AtomicU64::new(0),
+            started: clock::boot_nanos(),
             clock,
             raft: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -180,7 +191,16 @@ impl<S: StateMachine> Shared<S> {
     pub(super) fn report(&self, view: View) {
         self.lease_until.store(view.lease_until, Ordering::Release);
         self.leader_from.store(view.leader_from, Ordering::Release);
+        let leader = view.peers.iter().find(|peer| Some(peer.member) == view.leader);
+        let heard = leader.map_or(0, |peer| peer.heard);
+        self.contact.store(view.lease_until.max(heard), Ordering::Release);
         *self.raft.lock() = view;
+    }
+
+    /// Whether nobody has led this voter for longer than an election takes.
+    pub(super) fn is_cut_off(&self) -> bool {
+        let contact = self.contact.load(Ordering::Acquire).max(self.started);
+        clock::boot_nanos().saturating_sub(CUT_OFF_NANOS) > contact
     }
 
     /// Entries up to here are committed.

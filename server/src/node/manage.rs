@@ -79,7 +79,7 @@ impl NodeService {
     }
 
     async fn propose_removal(&self, items: Vec<RemoveItem>) -> Result<(LogIndex, Vec<RemoveOutcome>), Error> {
-        let (log_index, outcome) = self.catalog().await?.propose(Command::Remove(items)).await?;
+        let (log_index, outcome) = self.led_catalog().await?.propose(Command::Remove(items)).await?;
         let Outcome::Remove(outcomes) = outcome else { return Err(error::unexpected("removal")) };
         let outcomes = outcomes.into_iter().map(|outcome| match outcome {
             catalog::RemoveOutcome::Removed { .. } => Ok(RemoveOutcome::Removed),
@@ -140,7 +140,7 @@ impl NodeService {
             let items = keys.iter().zip(&mut requests);
             let items = items.map(|(key, request)| PinItem { tenant, key: key.clone(), request }).collect();
             let command = if pinned { Command::Pin(items) } else { Command::Unpin(items) };
-            let (log_index, outcome) = self.catalog().await?.propose(command).await?;
+            let (log_index, outcome) = self.led_catalog().await?.propose(command).await?;
             let Outcome::Pin(outcomes) = outcome else { return Err(error::unexpected("pins")) };
             index = log_index;
             for outcome in outcomes {

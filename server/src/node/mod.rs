@@ -130,6 +130,16 @@ impl NodeService {
         }
     }
 
+    /// The catalog, for what needs a leader.
+    ///
+    /// # Errors
+    /// As [`NodeService::catalog`]; [`CatalogError::NotLeader`] at once if there was none for longer than an election takes:
+    /// another node may have one.
+    pub(crate) async fn led_catalog(&self) -> Result<&CatalogHandle, CatalogError> {
+        let catalog = self.catalog().await?;
+        if catalog.is_cut_off() { Err(CatalogError::NotLeader { leader: None }) } else { Ok(catalog) }
+    }
+
     /// The catalog as soon as its group is open, for those who are members of it; it may not answer yet.
     #[must_use]
     pub fn opened_catalog(&self) -> Option<&CatalogHandle> {

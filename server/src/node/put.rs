@@ -61,7 +61,7 @@ impl NodeService {
         if length > largest {
             return Err(error::too_large(length, largest));
         }
-        let reserved_at = self.catalog().await?.now();
+        let reserved_at = self.led_catalog().await?.now();
         let buffer = self.inner.store.reserve(length, name.key.as_bytes().len()).await?;
         Ok(Reservation { service: self.clone(), name, options, buffer, reserved_at })
     }

@@ -61,7 +61,7 @@ impl NodeService {
     }
 
     async fn change_session(&self, command: Command) -> Result<(), Error> {
-        match self.catalog().await?.propose(command).await? {
+        match self.led_catalog().await?.propose(command).await? {
             (_, Outcome::Session(SessionOutcome::Open { .. })) => Ok(()),
             (_, Outcome::Session(SessionOutcome::Expired)) => Err(error::not_executed(RequestRefusal::SessionExpired)),
             (_, Outcome::Session(SessionOutcome::TooMany)) => Err(error::too_many_sessions()),

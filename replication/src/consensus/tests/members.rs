@@ -98,16 +98,25 @@ async fn a_leader_that_is_cut_off_answers_nothing_and_steps_down() {
     let other = network.nodes().into_iter().find(|&node| node != leader).unwrap();
     assert_eq!(add(&network.member(other), "a").await, 2, "the majority goes on");
     // The old one may not know yet; it must not answer with what it has.
-    let stale =
-        tokio::time::timeout(Duration::from_secs(1), old.read(Read::Linearizable, |machine| machine.counts.clone()));
-    assert!(stale.await.is_err(), "a read without a quorum waits");
+    for read in [Read::Linearizable, Read::AtLeast(LogIndex(0))] {
+        let stale = tokio::time::timeout(Duration::from_secs(1), old.read(read, |machine| machine.counts.clone()));
+        assert!(
+            !matches!(stale.await, Ok(Ok(_))),
+            "{read:?} without a quorum waits, and is refused when that takes long"
+        );
+    }
+    until("it counts as cut off", || old.is_cut_off()).await;
+    let refused = old.read(Read::Linearizable, |_| ()).await;
+    assert!(matches!(refused, Err(CatalogError::NotLeader { .. })), "{refused:?}");
     assert_eq!(old.read(Read::Local, |machine| machine.counts[b"a".as_slice()]).await.unwrap().1, 1);
     let proposal = tokio::spawn({
         let old = old.clone();
         async move { add(&old, "b").await }
     });
     network.cut(leader, false);
+    until("it hears from the leader", || !old.is_cut_off()).await;
     assert_eq!(count(&old, "a").await, 2);
+    assert_eq!(old.read(Read::AtLeast(LogIndex(0)), |machine| machine.counts[b"a".as_slice()]).await.unwrap().1, 2);
     assert_eq!(proposal.await.unwrap(), 1, "what was asked of it meanwhile is done once it is back");
 }
 
