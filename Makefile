@@ -8,9 +8,12 @@ SHELL := bash
 # One librocksdb.a for all profiles and folders: see scripts/rocksdb.
 ROCKSDB = eval "$$(scripts/rocksdb)"
 TARGET = $${CARGO_TARGET_DIR:-target}
-BENCH ?= all
+BENCH ?=
+DRILL ?=
+DURATION ?= 60s
+SEED ?= 1
 
-.PHONY: help setup demo test test-python test-rdma wheel bench large lint verify fix docs
+.PHONY: help setup demo test test-python test-rdma wheel bench drills large lint verify fix docs
 
 help: ## What there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -42,6 +45,11 @@ bench: setup ## Every figure beside its limit, measured in one run. BENCH=name r
 	scripts/setup fio
 	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress
 	"$(TARGET)/release/tidepool-stress" bench $(BENCH)
+
+drills: setup ## Failover drills on real processes, the history checked. DRILL=name runs one; DURATION and SEED.
+	@[ "$$(id -u)" -ne 0 ] || scripts/setup ip nft mkfs.ext4 fsfreeze
+	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress
+	"$(TARGET)/release/tidepool-stress" drill $(DRILL) --duration $(DURATION) --seed $(SEED)
 
 large: setup ## Values of 2 to 5 GiB through a node, every byte compared.
 	$(ROCKSDB) && cargo build --locked --release -p tidepool-server

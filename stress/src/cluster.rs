@@ -3,35 +3,56 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tidepool_client::Client;
+use tidepool_client::{Client, ClientSettings};
 
-use crate::node_process::{NodeError, NodeOptions, NodeProcess};
+use crate::node_process::{NodeError, NodeOptions, NodeProcess, Place};
 
 /// How long a cluster may take to become what it is to be.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often it is looked at meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Nodes by position; a node that is not running is none.
 #[derive(Debug)]
 pub struct Cluster {
     program: PathBuf,
+    /// Before their folders: they end before those are removed.
+    nodes: Vec<Option<NodeProcess>>,
     folder: tempfile::TempDir,
     segments: tempfile::TempDir,
-    nodes: Vec<Option<NodeProcess>>,
     options: Vec<NodeOptions>,
     settings: Vec<String>,
+    places: Vec<Place>,
 }
 
 impl Cluster {
+    /// A cluster without nodes, with settings for those to come. The first is started by [`Cluster::join`] too.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(program: PathBuf, settings: &[&str]) -> Result<Self, NodeError> {
+        let folder = tempfile::tempdir()?;
+        let segments = tempfile::tempdir_in("/dev/shm")?;
+        let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
+        let (nodes, options, places) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { program, folder, segments, nodes, options, settings, places })
+    }
+
+    /// Where nodes run, by position; those behind the end run here.
+    #[must_use]
+    pub fn at(mut self, places: Vec<Place>) -> Self {
+        self.places = places;
+        self
+    }
+
     /// A cluster of one node, with further settings for all nodes.
     ///
     /// # Errors
     /// Those of the node.
     pub fn start(program: PathBuf, settings: &[&str]) -> Result<Self, NodeError> {
-        let folder = tempfile::tempdir()?;
-        let segments = tempfile::tempdir_in("/dev/shm")?;
-        let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
-        let mut cluster = Self { program, folder, segments, nodes: Vec::new(), options: Vec::new(), settings };
-        cluster.add(&[])?;
+        let mut cluster = Self::new(program, settings)?;
+        cluster.join()?;
         Ok(cluster)
     }
 
@@ -40,20 +61,31 @@ impl Cluster {
     /// # Errors
     /// Those of the nodes.
     pub fn start_voters(program: PathBuf, count: usize, settings: &[&str]) -> Result<Self, NodeError> {
-        let mut cluster = Self::start(program, settings)?;
-        for _ in 1..count {
-            cluster.join()?;
-        }
-        cluster.until("all vote", |cluster| cluster.voters() == Some(count));
+        let mut cluster = Self::new(program, settings)?;
+        cluster.grow(count)?;
         Ok(cluster)
     }
 
-    /// Starts one more node, which joins through all that run; answers its position.
+    /// Starts nodes until there are `count`, and waits until all vote.
+    ///
+    /// # Errors
+    /// Those of the nodes; [`NodeError::Waited`].
+    pub fn grow(&mut self, count: usize) -> Result<(), NodeError> {
+        while self.nodes.len() < count {
+            self.join()?;
+        }
+        self.wait("all vote", |cluster| cluster.voters() == Some(count))
+    }
+
+    /// Starts one more node, which joins through all that run, if any do; answers its position.
     ///
     /// # Errors
     /// Those of the node.
     pub fn join(&mut self) -> Result<usize, NodeError> {
         let addresses: Vec<String> = self.running().map(|(_, node)| format!("'{}'", node.grpc)).collect();
+        if addresses.is_empty() {
+            return self.add(&[]);
+        }
         self.add(&[format!("cluster.join=[{}]", addresses.join(","))])
     }
 
@@ -82,6 +114,7 @@ impl Cluster {
             dram_bytes: 64 << 20,
             nvme_bytes: 0,
             settings,
+            place: self.places.get(position).cloned().unwrap_or_default(),
         }
     }
 
@@ -139,10 +172,18 @@ impl Cluster {
     /// # Errors
     /// The client's.
     pub fn client(&self, deadline: Duration) -> Result<Client, tidepool_client::Error> {
+        self.client_with(ClientSettings { deadline, ..ClientSettings::default() })
+    }
+
+    /// As [`Cluster::client`], with other settings.
+    ///
+    /// # Errors
+    /// The client's.
+    pub fn client_with(&self, settings: ClientSettings) -> Result<Client, tidepool_client::Error> {
         let addresses = self.options.iter().filter_map(|options| {
             options.settings.iter().rev().find_map(|setting| setting.strip_prefix("grpc.listen="))
         });
-        let builder = Client::builder().deadline(deadline);
+        let builder = Client::builder().settings(settings);
         addresses.fold(builder, |builder, address| builder.endpoint(address.trim_matches('\''))).build()
     }
 
@@ -173,13 +214,25 @@ impl Cluster {
     ///
     /// # Panics
     /// After a minute in vain, with what was waited for.
-    pub fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+    pub fn until(&self, what: &'static str, holds: impl Fn(&Self) -> bool) {
+        if let Err(error) = self.wait(what, holds) {
+            panic!("{error}; see the logs in {}", self.folder.path().display());
+        }
+    }
+
+    /// Waits until `holds`.
+    ///
+    /// # Errors
+    /// [`NodeError::Waited`] after a minute in vain.
+    pub fn wait(&self, what: &'static str, holds: impl Fn(&Self) -> bool) -> Result<(), NodeError> {
         let began = Instant::now();
         while !holds(self) {
-            let logs = self.folder.path().display();
-            assert!(began.elapsed() < PATIENCE, "waited in vain until {what}; see the logs in {logs}");
-            std::thread::sleep(Duration::from_millis(20));
+            if began.elapsed() > PATIENCE {
+                return Err(NodeError::Waited { what, patience: PATIENCE });
+            }
+            std::thread::sleep(LOOK);
         }
+        Ok(())
     }
 
     /// The position of the node that leads, once one does.
@@ -198,11 +251,42 @@ impl Cluster {
     /// # Panics
     /// As [`Cluster::until`].
     pub fn wait_for_recovery(&self) {
-        let recovered = |node: &NodeProcess| {
+        self.until("all have recovered", Self::has_recovered);
+    }
+
+    /// Whether every running node has found all that it had and agrees with the catalog.
+    #[must_use]
+    pub fn has_recovered(&self) -> bool {
+        self.running().all(|(_, node)| {
             let report = node.admin("/v1/recovery").unwrap_or_default();
             report["finished"] == true && !report["reconciliation"].is_null()
+        })
+    }
+
+    /// Whether the leader counts every running node's copies.
+    #[must_use]
+    pub fn are_all_up(&self) -> bool {
+        let Some(leader) = self.leader().and_then(|leader| self.node(leader)) else { return false };
+        let report = leader.admin("/v1/nodes").unwrap_or_default();
+        let rows = report["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_up = |node: &NodeProcess| {
+            let address = node.grpc.to_string();
+            let row = rows.iter().find(|row| row["grpc"] == address.as_str());
+            row.is_some_and(|row| row["state"] == "up" && row["announcing"] == false)
         };
-        self.until("all have recovered", |cluster| cluster.running().all(|(_, node)| recovered(node)));
+        self.running().all(|(_, node)| is_up(node))
+    }
+
+    /// Ends all nodes at once.
+    pub fn kill_all(&mut self) {
+        // Dropping a node ends it.
+        self.nodes.iter_mut().for_each(|node| *node = None);
+    }
+
+    /// Leaves the nodes' folders, with their logs, where they are; answers where that is.
+    pub fn keep_folder(&mut self) -> &Path {
+        self.folder.disable_cleanup(true);
+        self.folder.path()
     }
 }
 

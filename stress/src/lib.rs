@@ -2,5 +2,8 @@
 //! and kill.
 
 pub mod bench;
+pub mod checker;
 pub mod cluster;
+pub mod drill;
+pub mod history;
 pub mod node_process;

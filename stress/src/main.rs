@@ -1,11 +1,13 @@
-//! `tidepool-stress`: runs benchmarks and prints each figure beside its limit, measured in the same run.
+//! `tidepool-stress`: runs benchmarks and prints each figure beside its limit, measured in the same run; runs failover drills.
 
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tidepool_stress::bench::{self, BENCHES, BenchOptions};
+use tidepool_stress::drill::{self, DrillOptions, SCENARIOS, Verdict};
 
 /// The same as the node's, so that both sides of a benchmark pay the same for their buffers.
 #[global_allocator]
@@ -46,6 +48,31 @@ enum Command {
         #[arg(long, default_value = "data")]
         data: PathBuf,
     },
+    /// Run failover drills; exit code 1 if one fails
+    Drill {
+        /// Which; none: all
+        names: Vec<String>,
+        /// Only say which there are
+        #[arg(long)]
+        list: bool,
+        /// How long each makes faults, in seconds, as 60s or 60
+        #[arg(long, default_value = "60s", value_parser = seconds)]
+        duration: Duration,
+        /// Decides what clients ask and how long faults last
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// The `tidepool` binary; default: beside this one
+        #[arg(long)]
+        tidepool: Option<PathBuf>,
+    },
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.strip_suffix('s').unwrap_or(text).parse();
+    seconds.map(Duration::from_secs).map_err(|_| format!("{text:?} is no number of seconds: give 60s"))
 }
 
 fn main() -> ExitCode {
@@ -60,7 +87,16 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode, bench::Error> {
-    let Command::Bench { names, list, quick, json, folder, tidepool, data } = arguments.command;
+    let (names, list, quick, json, folder, tidepool, data) = match arguments.command {
+        Command::Bench { names, list, quick, json, folder, tidepool, data } => {
+            (names, list, quick, json, folder, tidepool, data)
+        }
+        Command::Drill { names, list: true, .. } => return list_drills(&names),
+        Command::Drill { names, duration, seed, json, tidepool, .. } => {
+            let tidepool = beside(tidepool)?;
+            return run_drills(&names, &DrillOptions { duration, seed, tidepool }, json);
+        }
+    };
     let mut out = std::io::stdout().lock();
     if list {
         for bench in BENCHES {
@@ -74,10 +110,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, bench::Error> {
     let scratch = tempfile::tempdir()?;
     let folder = folder.unwrap_or_else(|| scratch.path().to_owned());
     std::fs::create_dir_all(&folder)?;
-    let tidepool = match tidepool {
-        Some(tidepool) => tidepool,
-        None => std::env::current_exe()?.with_file_name("tidepool"),
-    };
+    let tidepool = beside(tidepool)?;
     let mut figures = Vec::new();
     for bench in BENCHES.iter().filter(|bench| names.is_empty() || names.iter().any(|name| name == bench.name)) {
         if !json {
@@ -109,4 +142,46 @@ fn run(arguments: Arguments) -> Result<ExitCode, bench::Error> {
         writeln!(out, "{} figures, {missed} missed", figures.len())?;
     }
     Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn beside(tidepool: Option<PathBuf>) -> std::io::Result<PathBuf> {
+    match tidepool {
+        Some(tidepool) => Ok(tidepool),
+        None => Ok(std::env::current_exe()?.with_file_name("tidepool")),
+    }
+}
+
+fn list_drills(names: &[String]) -> Result<ExitCode, bench::Error> {
+    let mut out = std::io::stdout().lock();
+    for scenario in
+        SCENARIOS.iter().filter(|scenario| names.is_empty() || names.iter().any(|name| name == scenario.name))
+    {
+        writeln!(out, "{:<27} {}", scenario.name, scenario.about)?;
+        if let Some(why) = scenario.why_never() {
+            writeln!(out, "{:<27} not run: {why}", "")?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_drills(names: &[String], options: &DrillOptions, json: bool) -> Result<ExitCode, bench::Error> {
+    if let Some(unknown) = names.iter().find(|name| SCENARIOS.iter().all(|scenario| scenario.name != **name)) {
+        return Err(format!("there is no drill {unknown:?}; --list shows which there are").into());
+    }
+    let chosen = SCENARIOS.iter().filter(|scenario| names.is_empty() || names.iter().any(|name| name == scenario.name));
+    let mut reports = Vec::new();
+    for scenario in chosen {
+        if !json {
+            writeln!(std::io::stderr(), "{}: {}", scenario.name, scenario.about)?;
+        }
+        reports.push(drill::run(scenario, options));
+    }
+    let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&reports)?)?;
+    } else {
+        write!(out, "{}", drill::table(&reports))?;
+    }
+    let failed = reports.iter().any(|report| report.verdict == Verdict::Failed);
+    Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }

@@ -4,7 +4,7 @@
 //! until the folder's owner removes it, so that a new process can be started over it.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -33,6 +33,15 @@ pub struct NodeOptions {
     pub nvme_bytes: u64,
     /// Further settings, as `section.field=value`.
     pub settings: Vec<String>,
+    /// Where it runs.
+    pub place: Place,
+}
+
+/// Where a node runs. The default is this process's network, on loopback, at ports of the node's own choosing.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// Network namespace and the node's address in it; its ports are the usual ones there.
+    pub network: Option<(String, Ipv4Addr)>,
 }
 
 /// A running node.
@@ -69,6 +78,14 @@ pub enum NodeError {
     /// It has not ended.
     #[error("the node still runs {PATIENCE:?} after SIGTERM")]
     StillRunning,
+    /// Something did not come about.
+    #[error("waited {patience:?} in vain until {what}")]
+    Waited {
+        /// What.
+        what: &'static str,
+        /// How long.
+        patience: Duration,
+    },
     /// The system said no.
     #[error(transparent)]
     Io(#[from] std::io::Error),
@@ -106,11 +123,29 @@ impl NodeProcess {
     pub fn start(options: NodeOptions) -> Result<Self, NodeError> {
         std::fs::create_dir_all(&options.data)?;
         let log = std::fs::File::options().create(true).append(true).open(options.data.join("node.log"))?;
-        let mut command = Command::new(&options.program);
-        command.args(["serve", "--json", "--set", &format!("grpc.listen='{}'", lasting_address()?)]);
-        command.args(["--set", &format!("admin.listen='{}'", lasting_address()?)]);
-        // Its default is the port behind gRPC's, which may be somebody's.
-        command.args(["--set", "engine.listen='127.0.0.1:0'"]);
+        let mut command = match &options.place.network {
+            // It becomes the program: same process, same id.
+            Some((namespace, _)) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace]).arg(&options.program);
+                command
+            }
+            None => Command::new(&options.program),
+        };
+        command.args(["serve", "--json"]);
+        let listen = match &options.place.network {
+            Some((_, address)) => [(address, 7420), (address, 7422), (address, 7421)]
+                .map(|(&address, port)| SocketAddr::from((address, port))),
+            // The engine's default is the port behind gRPC's, which may be somebody's.
+            None => [lasting_address()?, lasting_address()?, SocketAddr::from(([127, 0, 0, 1], 0))],
+        };
+        for (section, address) in ["grpc", "admin", "engine"].into_iter().zip(listen) {
+            command.args(["--set", &format!("{section}.listen='{address}'")]);
+        }
+        if options.place.network.is_some() {
+            // Nobody else is in these namespaces.
+            command.args(["--set", "cluster.insecure=true"]);
+        }
         command.arg("--data").arg(&options.data);
         command.args(["--dram", &options.dram_bytes.to_string(), "--nvme", &options.nvme_bytes.to_string()]);
         for setting in &options.settings {

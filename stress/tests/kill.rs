@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tidepool_client::{Client, Durability, PutOptions, PutOutcome};
-use tidepool_stress::node_process::{NodeOptions, NodeProcess, program_beside};
+use tidepool_stress::node_process::{NodeOptions, NodeProcess, Place, program_beside};
 
 /// How often the node is killed. Each life is short and different.
 const LIVES: u64 = 6;
@@ -32,7 +32,14 @@ impl Folders {
             "nvme.region_bytes=1MiB".into(),
             "store.slice_bytes=256KiB".into(),
         ];
-        NodeOptions { program, data: self.data.path().join("data"), dram_bytes, nvme_bytes, settings }
+        NodeOptions {
+            program,
+            data: self.data.path().join("data"),
+            dram_bytes,
+            nvme_bytes,
+            settings,
+            place: Place::default(),
+        }
     }
 }
 

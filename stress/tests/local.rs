@@ -9,7 +9,7 @@ use bytes::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 use tidepool_client::workload::Payload;
 use tidepool_client::{Client, GetOptions, PutOptions, StoredIn};
-use tidepool_stress::node_process::{NodeOptions, NodeProcess, program_beside};
+use tidepool_stress::node_process::{NodeOptions, NodeProcess, Place, program_beside};
 
 struct Host {
     node: NodeProcess,
@@ -23,7 +23,15 @@ impl Host {
         let data = folders[0].path().join("data");
         let settings =
             vec![format!("dram.folder='{}'", folders[1].path().display()), "store.slice_bytes=256KiB".into()];
-        let node = NodeProcess::start(NodeOptions { program, data, dram_bytes, nvme_bytes: 0, settings }).unwrap();
+        let node = NodeProcess::start(NodeOptions {
+            program,
+            data,
+            dram_bytes,
+            nvme_bytes: 0,
+            settings,
+            place: Place::default(),
+        })
+        .unwrap();
         Self { node, _folders: folders }
     }
 

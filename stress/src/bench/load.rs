@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tidepool_client::{Client, ErrorKind, PutOptions, PutOutcome};
 
 use super::{BenchOptions, Error};
-use crate::node_process::NodeOptions;
+use crate::node_process::{NodeOptions, Place};
 
 /// Objects in one call.
 pub(super) const BATCH: usize = 1000;
@@ -31,6 +31,7 @@ pub(super) fn node(options: &BenchOptions, name: &str, dram_bytes: u64, nvme_byt
             "telemetry.log_filter=warn".into(),
             format!("dram.folder={}", options.segments.display()),
         ],
+        place: Place::default(),
     }
 }
 
