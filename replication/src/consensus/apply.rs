@@ -70,6 +70,7 @@ fn apply<S: StateMachine>(shared: &Shared<S>, mut committed: Committed<Reply<S::
     state.bytes += bytes;
     shared.applied_bytes.store(state.bytes, Ordering::Release);
     drop(state);
+    shared.applied_commands.fetch_add(commands.len() as u64, Ordering::AcqRel);
 
     shared.clock.at_least(at.time);
     shared.applied.send_replace(LogIndex(index.0));

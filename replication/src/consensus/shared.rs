@@ -86,6 +86,10 @@ pub struct GroupStatus {
     pub image: LogIndex,
     /// Bytes of applied entries that the image has not on disk yet: what a start would replay.
     pub image_lag_bytes: u64,
+    /// Bytes of the entries applied since the start.
+    pub applied_bytes: u64,
+    /// Commands applied since the start.
+    pub applied_commands: u64,
     /// Commands that wait to be logged.
     pub waiting: usize,
     /// Why the group serves nothing any more.
@@ -111,6 +115,7 @@ pub(super) struct Shared<S: StateMachine> {
     /// Follows `state`, for those who wait.
     pub(super) applied: watch::Sender<LogIndex>,
     pub(super) applied_bytes: AtomicU64,
+    pub(super) applied_commands: AtomicU64,
     pub(super) flushed: AtomicU64,
     pub(super) flushed_bytes: AtomicU64,
     /// While this voter leads: index of the first entry of its term. Once that is applied, so is all that was
@@ -142,6 +147,7 @@ impl<S: StateMachine> Shared<S> {
             inbox: Inbox::new(&limits),
             applied: watch::channel(LogIndex(index)).0,
             applied_bytes: AtomicU64::new(0),
+            applied_commands: AtomicU64::new(0),
             flushed: AtomicU64::new(index),
             flushed_bytes: AtomicU64::new(0),
             leader_from: AtomicU64::new(0),
@@ -262,6 +268,8 @@ impl<S: StateMachine> Shared<S> {
             log_first: LogIndex(raft.log_first),
             log_last: LogIndex(raft.log_last),
             image,
+            applied_bytes: self.applied_bytes.load(Ordering::Acquire),
+            applied_commands: self.applied_commands.load(Ordering::Acquire),
             image_lag_bytes: self.applied_bytes.load(Ordering::Acquire).saturating_sub(flushed_bytes),
             waiting: self.inbox.waiting(),
             failure: self.failure.get().cloned(),

@@ -1,9 +1,13 @@
 //! Benchmarks: each figure beside the limit measured in the same run, with the target and whether it is met.
 
 mod allocator;
+mod catalog;
+mod catalog_size;
 mod dram;
+mod failover;
 mod figure;
 mod grpc;
+mod latency;
 mod load;
 mod local;
 mod memory;
@@ -79,5 +83,12 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "scaling", about: "cost of put, get and eviction from 10^4 to 10^6 objects", run: scaling::run },
     Bench { name: "memory", about: "resident memory beside its budget", run: memory::run },
     Bench { name: "recovery", about: "how soon a restarted node serves and knows what it has", run: recovery::run },
+    Bench {
+        name: "catalog",
+        about: "questions and changes on three voters beside pings and synced writes",
+        run: catalog::run,
+    },
+    Bench { name: "catalog-size", about: "memory and start of a catalog of 10^7 objects", run: catalog_size::run },
+    Bench { name: "failover", about: "what clients notice when the leader is killed, 100 times", run: failover::run },
     Bench { name: "soak", about: "what a node holds after ten million puts, beside after two", run: soak::run },
 ];

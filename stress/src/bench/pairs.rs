@@ -145,7 +145,7 @@ impl fmt::Display for PairSummary {
 }
 
 /// Of sorted values, between neighbours where it falls between them; NaN of none.
-fn quantile(sorted: &[f64], share: f64) -> f64 {
+pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let place = share * last as f64;
     let below = place.floor() as usize;
