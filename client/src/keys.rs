@@ -35,13 +35,29 @@ impl Client {
         lease: Option<Duration>,
         fresh: bool,
     ) -> Result<Vec<Existence>, Error> {
-        let message = proto::ExistsRequest {
-            tenant: self.tenant(),
+        self.ask_existence(proto::ExistsRequest {
             keys: all_key_bytes(keys)?,
             lease_ms: lease.map_or(0, milliseconds),
             fresh,
-            seen_index: self.seen_index(),
-        };
+            ..proto::ExistsRequest::default()
+        })
+        .await
+    }
+
+    /// As [`Client::exists_many`], for callers who would rather go on than wait while a leader is elected: what the node that is
+    /// asked does not know of is [`Existence::Unconfirmed`] then.
+    ///
+    /// # Errors
+    /// As [`Client::exists_many`].
+    pub async fn exists_or_unconfirmed<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Existence>, Error> {
+        let keys = all_key_bytes(keys)?;
+        self.ask_existence(proto::ExistsRequest { keys, allow_unconfirmed: true, ..proto::ExistsRequest::default() })
+            .await
+    }
+
+    async fn ask_existence(&self, asked: proto::ExistsRequest) -> Result<Vec<Existence>, Error> {
+        let count = asked.keys.len();
+        let message = proto::ExistsRequest { tenant: self.tenant(), seen_index: self.seen_index(), ..asked };
         let message = Arc::new(message);
         let native = {
             let message = Arc::clone(&message);
@@ -57,8 +73,9 @@ impl Client {
             proto::ExistsOutcome::Present => Existence::Present,
             proto::ExistsOutcome::Missing => Existence::Missing,
             proto::ExistsOutcome::Recovering => Existence::Recovering,
+            proto::ExistsOutcome::Unconfirmed => Existence::Unconfirmed,
         };
-        one_a_key("exists", keys.len(), reply.outcomes().map(existence).collect())
+        one_a_key("exists", count, reply.outcomes().map(existence).collect())
     }
 
     /// Removes the object; pinned ones only with `force`.

@@ -177,6 +177,9 @@ pub enum Existence {
     Missing,
     /// Nobody knows yet.
     Recovering,
+    /// The node that was asked knows of none, and nobody led who could confirm that. Answered only to
+    /// [`crate::Client::exists_or_unconfirmed`].
+    Unconfirmed,
 }
 
 /// How the removal of a key ended.

@@ -82,7 +82,7 @@ pub(crate) fn existence(existence: Existence) -> Option<bool> {
     match existence {
         Existence::Present => Some(true),
         Existence::Missing => Some(false),
-        Existence::Recovering => None,
+        Existence::Recovering | Existence::Unconfirmed => None,
     }
 }
 

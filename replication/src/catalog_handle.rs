@@ -35,6 +35,9 @@ const QUESTION_NAMES: usize = 1024;
 /// What a name needs beside its key, at most.
 const NAME_BYTES: usize = 32;
 
+/// How long a caller who allows it waits for the leader to confirm a miss: some round trips.
+const CONFIRM_WITHIN: Duration = Duration::from_millis(50);
+
 /// A replica to forget, and the version that it is a copy of.
 pub type ForgetName = (TenantId, ObjectKey, VersionId, ReplicaId);
 
@@ -131,6 +134,11 @@ impl Group {
 pub struct CatalogHandle {
     pub(crate) consensus: Consensus<Catalog>,
     pub(crate) leases: Arc<LeaderLeases>,
+}
+
+/// Where there is none.
+fn misses(presence: &[Presence]) -> Vec<usize> {
+    (0..presence.len()).filter(|&position| presence[position] == Presence::Missing).collect()
 }
 
 impl CatalogHandle {
@@ -265,8 +273,7 @@ impl CatalogHandle {
         }
         let (index, mut presence) = self.presence(tenant, keys.clone(), read).await?;
         // A miss of a voter that may lag is confirmed before it is reported.
-        let missing: Vec<usize> =
-            (0..presence.len()).filter(|&position| presence[position] == Presence::Missing).collect();
+        let missing = misses(&presence);
         if missing.is_empty() || read == Read::Linearizable {
             return Ok((index, presence));
         }
@@ -276,6 +283,36 @@ impl CatalogHandle {
             presence[position] = confirmed;
         }
         Ok((index.max(confirmed_at), presence))
+    }
+
+    /// As [`CatalogHandle::exists`] without a lease, for callers who would rather go on than wait for an election: a miss that
+    /// the leader does not confirm soon is `None`.
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`]: what this voter has may be too old even for that.
+    pub async fn exists_or_unconfirmed(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+        read: Read,
+    ) -> Result<(LogIndex, Vec<Option<Presence>>), CatalogError> {
+        let (index, presence) = self.presence(tenant, keys.clone(), read).await?;
+        let missing = misses(&presence);
+        let mut answers: Vec<Option<Presence>> = presence.into_iter().map(Some).collect();
+        if missing.is_empty() || read == Read::Linearizable {
+            return Ok((index, answers));
+        }
+        let again = missing.iter().map(|&position| keys[position].clone()).collect();
+        let confirmed = tokio::time::timeout(CONFIRM_WITHIN, self.presence(tenant, again, Read::Linearizable)).await;
+        let (confirmed_at, confirmed) = match confirmed {
+            Ok(Ok((index, confirmed))) => (index, confirmed.into_iter().map(Some).collect()),
+            Ok(Err(error)) if error.is_final() => return Err(error),
+            Ok(Err(_)) | Err(_) => (index, vec![None; missing.len()]),
+        };
+        for (position, confirmed) in missing.into_iter().zip(confirmed) {
+            answers[position] = confirmed;
+        }
+        Ok((index.max(confirmed_at), answers))
     }
 
     async fn presence(

@@ -169,7 +169,7 @@ pub unsafe extern "C" fn tidepool_exists(store: *const tidepool_store, key: *con
     let answer = |existence| match existence {
         Existence::Present => 1,
         Existence::Missing => 0,
-        Existence::Recovering => i64::from(code(tidepool_client::ErrorKind::Unavailable)),
+        Existence::Recovering | Existence::Unconfirmed => i64::from(code(tidepool_client::ErrorKind::Unavailable)),
     };
     // SAFETY: as the caller promised.
     unsafe { call(store, ask, answer) as i32 }

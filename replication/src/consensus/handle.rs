@@ -127,10 +127,11 @@ impl<S: StateMachine> Consensus<S> {
             return Ok(answer);
         }
         let began = clock::boot_nanos();
+        let is_recent = matches!(read, Read::AtLeast(_)) && self.is_recent(began);
         let wait = async {
             let from = match read {
                 Read::Local => LogIndex(0),
-                Read::AtLeast(index) if self.is_recent(began) => index,
+                Read::AtLeast(index) if is_recent => index,
                 Read::AtLeast(index) => self.read_index().await?.max(index),
                 Read::Linearizable => self.read_index().await?,
             };
@@ -144,7 +145,7 @@ impl<S: StateMachine> Consensus<S> {
         };
         let in_time = tokio::time::timeout(READ_TIMEOUT, wait).await;
         in_time.unwrap_or_else(|_elapsed| Err(self.lagging(read)))?;
-        if read == Read::Linearizable {
+        if read != Read::Local && !is_recent {
             self.shared.confirmed.fetch_max(began, Ordering::AcqRel);
         }
         let state = self.shared.state.read();
@@ -163,7 +164,11 @@ impl<S: StateMachine> Consensus<S> {
     /// # Errors
     /// As [`Consensus::read`].
     pub async fn confirm(&self) -> Result<(), CatalogError> {
-        self.read(Read::Linearizable, |_| ()).await.map(drop)
+        let asked = clock::boot_nanos();
+        self.read(Read::Linearizable, |_| ()).await?;
+        // Also of one that leads: it may not for long.
+        self.shared.confirmed.fetch_max(asked, Ordering::AcqRel);
+        Ok(())
     }
 
     /// Whether this voter has had no leader for longer than an election takes, nor leads: what needs one is better asked of

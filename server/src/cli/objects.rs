@@ -112,6 +112,7 @@ pub(super) async fn exists(
         Existence::Present => "present",
         Existence::Missing => "missing",
         Existence::Recovering => "recovering",
+        Existence::Unconfirmed => "unconfirmed",
     };
     let rows: Vec<(&ObjectKey, &str)> = keys.into_iter().zip(answers.iter().map(word)).collect();
     print_outcomes("existence", &rows, output)?;

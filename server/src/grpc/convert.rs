@@ -101,11 +101,13 @@ pub(super) fn put_reply(done: PutDone) -> proto::PutReply {
     proto::PutReply { outcome: put_outcome(done.outcome).into(), log_index: done.log_index.0, checksum: done.checksum }
 }
 
-pub(super) fn existence(presence: Presence) -> proto::ExistsOutcome {
+/// `None`: a miss that nobody confirmed.
+pub(super) fn existence(presence: Option<Presence>) -> proto::ExistsOutcome {
     match presence {
-        Presence::Present => proto::ExistsOutcome::Present,
-        Presence::Missing => proto::ExistsOutcome::Missing,
-        Presence::Recovering | Presence::Unavailable => proto::ExistsOutcome::Recovering,
+        Some(Presence::Present) => proto::ExistsOutcome::Present,
+        Some(Presence::Missing) => proto::ExistsOutcome::Missing,
+        Some(Presence::Recovering | Presence::Unavailable) => proto::ExistsOutcome::Recovering,
+        None => proto::ExistsOutcome::Unconfirmed,
     }
 }
 

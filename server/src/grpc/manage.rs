@@ -35,7 +35,11 @@ impl StoreApi {
         let tenant = self.tenant(&request.tenant).await?;
         let lease = (request.lease_ms > 0).then(|| lease(request.lease_ms));
         let freshness = convert::freshness(request.fresh, request.seen_index);
-        let presence = self.service.exists(tenant, keys, lease, freshness).await?;
+        let presence = if request.allow_unconfirmed && lease.is_none() {
+            self.service.exists_or_unconfirmed(tenant, keys, freshness).await?
+        } else {
+            self.service.exists(tenant, keys, lease, freshness).await?.into_iter().map(Some).collect()
+        };
         let outcomes = presence.into_iter().map(|presence| convert::existence(presence).into()).collect();
         Ok(proto::ExistsReply { outcomes })
     }

@@ -120,6 +120,21 @@ impl NodeService {
         let (_, presence) = self.catalog().await?.exists(tenant, keys, lease, read_of(freshness)).await?;
         Ok(presence)
     }
+
+    /// As [`NodeService::exists`] without a lease; a miss that the leader does not confirm soon is `None`.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub async fn exists_or_unconfirmed(
+        &self,
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+        freshness: Freshness,
+    ) -> Result<Vec<Option<Presence>>, Error> {
+        let catalog = self.catalog().await?;
+        let (_, presence) = catalog.exists_or_unconfirmed(tenant, keys, read_of(freshness)).await?;
+        Ok(presence)
+    }
 }
 
 pub(super) fn read_of(freshness: Freshness) -> Read {

@@ -320,7 +320,7 @@ impl Load {
             Some(Existence::Present) => true,
             Some(Existence::Missing) => false,
             // Nobody knows now.
-            Some(Existence::Recovering) | None => return false,
+            Some(Existence::Recovering | Existence::Unconfirmed) | None => return false,
         };
         let call = if fresh { Call::Exists { present } } else { Call::ExistsRecent { present } };
         self.record(key, invoked, Some(self.now()), call);
