@@ -378,12 +378,20 @@ fn is_cut_off(reason: &str) -> bool {
 
 /// Copies `key` into a message's bytes once it is known to be one.
 pub(crate) fn key_bytes(key: impl AsRef<[u8]>) -> Result<bytes::Bytes, Error> {
-    Ok(bytes::Bytes::copy_from_slice(ObjectKey::new(key.as_ref())?.as_bytes()))
+    let key = key.as_ref();
+    ObjectKey::check(key)?;
+    Ok(bytes::Bytes::copy_from_slice(key))
 }
 
-/// As [`key_bytes`], for many.
+/// As [`key_bytes`], for many: one buffer for all of them.
 pub(crate) fn all_key_bytes<K: AsRef<[u8]>>(keys: &[K]) -> Result<Vec<bytes::Bytes>, Error> {
-    keys.iter().map(key_bytes).collect()
+    let mut all = Vec::with_capacity(keys.iter().map(|key| key.as_ref().len()).sum());
+    for key in keys {
+        ObjectKey::check(key.as_ref())?;
+        all.extend_from_slice(key.as_ref());
+    }
+    let mut rest = bytes::Bytes::from(all);
+    Ok(keys.iter().map(|key| rest.split_to(key.as_ref().len())).collect())
 }
 
 /// The key as people read it.

@@ -30,10 +30,19 @@ impl ObjectKey {
     /// # Errors
     /// [`KeyError::Empty`], [`KeyError::TooLong`].
     pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
+        Self::check(bytes)?;
+        Ok(Self(bytes.into()))
+    }
+
+    /// Whether `bytes` are a key, without a copy.
+    ///
+    /// # Errors
+    /// As [`ObjectKey::new`].
+    pub fn check(bytes: &[u8]) -> Result<(), KeyError> {
         match bytes.len() {
             0 => Err(KeyError::Empty),
             length if length > MAX_KEY_BYTES => Err(KeyError::TooLong { length }),
-            _ => Ok(Self(bytes.into())),
+            _ => Ok(()),
         }
     }
 

@@ -141,6 +141,12 @@ fn misses(presence: &[Presence]) -> Vec<usize> {
     (0..presence.len()).filter(|&position| presence[position] == Presence::Missing).collect()
 }
 
+/// The question about those of its keys.
+fn some_of(query: &Query, positions: &[usize]) -> Query {
+    let Query::Exists { tenant, keys } = query else { return query.clone() };
+    Query::Exists { tenant: *tenant, keys: positions.iter().map(|&position| keys[position].clone()).collect() }
+}
+
 impl CatalogHandle {
     /// Logs `command` and answers what came out where. Waiting commands of all callers share entries and synced writes.
     ///
@@ -271,14 +277,14 @@ impl CatalogHandle {
             };
             return Ok((index, located.iter().map(presence).collect()));
         }
-        let (index, mut presence) = self.presence(tenant, keys.clone(), read).await?;
+        let query = Query::Exists { tenant, keys };
+        let (index, mut presence) = self.presence(&query, read).await?;
         // A miss of a voter that may lag is confirmed before it is reported.
         let missing = misses(&presence);
         if missing.is_empty() || read == Read::Linearizable {
             return Ok((index, presence));
         }
-        let again = missing.iter().map(|&position| keys[position].clone()).collect();
-        let (confirmed_at, confirmed) = self.presence(tenant, again, Read::Linearizable).await?;
+        let (confirmed_at, confirmed) = self.presence(&some_of(&query, &missing), Read::Linearizable).await?;
         for (position, confirmed) in missing.into_iter().zip(confirmed) {
             presence[position] = confirmed;
         }
@@ -296,14 +302,15 @@ impl CatalogHandle {
         keys: Vec<ObjectKey>,
         read: Read,
     ) -> Result<(LogIndex, Vec<Option<Presence>>), CatalogError> {
-        let (index, presence) = self.presence(tenant, keys.clone(), read).await?;
+        let query = Query::Exists { tenant, keys };
+        let (index, presence) = self.presence(&query, read).await?;
         let missing = misses(&presence);
         let mut answers: Vec<Option<Presence>> = presence.into_iter().map(Some).collect();
         if missing.is_empty() || read == Read::Linearizable {
             return Ok((index, answers));
         }
-        let again = missing.iter().map(|&position| keys[position].clone()).collect();
-        let confirmed = tokio::time::timeout(CONFIRM_WITHIN, self.presence(tenant, again, Read::Linearizable)).await;
+        let again = some_of(&query, &missing);
+        let confirmed = tokio::time::timeout(CONFIRM_WITHIN, self.presence(&again, Read::Linearizable)).await;
         let (confirmed_at, confirmed) = match confirmed {
             Ok(Ok((index, confirmed))) => (index, confirmed.into_iter().map(Some).collect()),
             Ok(Err(error)) if error.is_final() => return Err(error),
@@ -315,13 +322,8 @@ impl CatalogHandle {
         Ok((index.max(confirmed_at), answers))
     }
 
-    async fn presence(
-        &self,
-        tenant: TenantId,
-        keys: Vec<ObjectKey>,
-        read: Read,
-    ) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
-        match self.query(Query::Exists { tenant, keys }, read).await? {
+    async fn presence(&self, query: &Query, read: Read) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
+        match self.consensus.read(read, |catalog| catalog.query(query)).await? {
             (index, Answer::Presence(presence)) => Ok((index, presence)),
             _ => Err(CatalogError::Unexpected { expected: "presence" }),
         }
