@@ -44,6 +44,21 @@ impl Responder {
             replies.answer(self.id, Ok(parts));
         }
     }
+
+    /// As [`Responder::reply`], if that needs no wait: the answer has at most 4 KiB, nobody else is answering on this
+    /// connection, and the peer takes what it is sent.
+    ///
+    /// # Errors
+    /// The right to answer: nothing was sent.
+    pub fn reply_at_once(mut self, reply: &[u8]) -> Result<(), Self> {
+        match self.replies.take() {
+            Some(replies) if !replies.answer_at_once(self.id, reply) => {
+                self.replies = Some(replies);
+                Err(self)
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Drop for Responder {

@@ -9,7 +9,7 @@ use tidepool_transfer::{AccessRights, Failure, Handler, Responder, Settings, Tra
 
 mod support;
 
-/// Answers backwards; "later" by another thread, "never" not before "release", "drop" by dropping.
+/// Answers backwards; "later" and "soon" by another thread, "never" not before "release", "drop" by dropping.
 #[derive(Default)]
 struct Backwards {
     kept: Mutex<Vec<Responder>>,
@@ -19,6 +19,11 @@ impl Handler for Backwards {
     fn handle(&self, request: &[u8], responder: Responder) {
         match request {
             b"later" => drop(std::thread::spawn(move || responder.reply(b"retal"))),
+            b"soon" => drop(std::thread::spawn(move || {
+                // Too long, it is left to who may wait.
+                let responder = responder.reply_at_once(&[1; 4097]).expect_err("long");
+                responder.reply_at_once(b"noos").expect("short, and the peer waits for it");
+            })),
             b"never" => self.kept.lock().push(responder),
             b"drop" => drop(responder),
             b"release" => {
@@ -53,6 +58,13 @@ fn replies_of_any_size_come_back() {
         }
         let long = vec![0; (4 << 20) + 1];
         assert!(matches!(pair.here.call(pair.peer, &long, soon()), Err(TransferError::Length { .. })));
+    }
+}
+
+#[test]
+fn short_answers_are_given_at_once() {
+    for pair in pairs() {
+        assert_eq!(pair.here.call(pair.peer, b"soon", soon()).expect("answered"), b"noos");
     }
 }
 

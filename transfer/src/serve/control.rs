@@ -8,8 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::event::PollFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::{Connection, Context};
@@ -25,6 +27,9 @@ use crate::wire::{self, HEADER_BYTES, Header, ITEM_BYTES, Kind, SegmentInfo, Wir
 const READ_BYTES: usize = 64 << 10;
 /// Answers that wait for the end of a run of requests; more are sent before.
 const ANSWER_BYTES: usize = 256 << 10;
+
+/// An answer of at most this many bytes fits what is free in a socket that poll(2) calls writable.
+const SHORT_BYTES: usize = 4096;
 
 /// The answering side of a control connection. Shared by the thread that serves it and by those that answer later.
 pub(crate) struct Replies {
@@ -49,6 +54,21 @@ impl Replies {
         if std::thread::current().id() != self.serving {
             self.flush();
         }
+    }
+
+    /// Answers message `id` if that needs no wait; `false`: it was not answered.
+    pub(crate) fn answer_at_once(&self, id: u64, reply: &[u8]) -> bool {
+        let Some(mut out) = self.out.try_lock().filter(|out| out.is_empty() && reply.len() <= SHORT_BYTES) else {
+            return false;
+        };
+        let writable = self.connection.stream.poll(PollFlags::OUT, Duration::ZERO);
+        if !writable.is_ok_and(|events| events.contains(PollFlags::OUT)) {
+            return false;
+        }
+        self.unanswered.fetch_sub(1, Ordering::AcqRel);
+        Header { length: reply.len() as u64, ..Header::new(Kind::Reply, id) }.encode(&mut out);
+        self.send(&mut out, &[reply]);
+        true
     }
 
     fn push(&self, header: &Header, body: &[u8]) {
@@ -274,4 +294,34 @@ fn pass(replies: &Replies, id: u64, info: &SegmentInfo, file: BorrowedFd<'_>) ->
 fn read_only(file: BorrowedFd<'_>) -> io::Result<std::fs::File> {
     use std::os::fd::AsRawFd;
     std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// A peer that reads nothing: answers are given as long as it has room, whole ones, and never waited for.
+    #[test]
+    fn an_answer_at_once_does_not_wait_for_its_peer() {
+        let (here, mut there) = UnixStream::pair().expect("sockets");
+        let replies = Replies {
+            connection: Arc::new(Connection::new(Stream::Unix(here))),
+            out: Mutex::default(),
+            serving: std::thread::current().id(),
+            unanswered: AtomicUsize::new(1 << 20),
+        };
+        assert!(!replies.answer_at_once(0, &[0; SHORT_BYTES + 1]), "too long");
+        let answered = (0..1 << 16).take_while(|&id| replies.answer_at_once(id, &[7; SHORT_BYTES])).count();
+        assert!((2..1 << 16).contains(&answered), "{answered}");
+        drop(replies);
+        let mut received = Vec::new();
+        there.read_to_end(&mut received).expect("all of it");
+        assert_eq!(received.len(), answered * (HEADER_BYTES + SHORT_BYTES));
+        for (id, frame) in received.chunks(HEADER_BYTES + SHORT_BYTES).enumerate() {
+            let header = Header::decode(frame).expect("a frame");
+            assert_eq!((header.kind, header.id, header.length), (Kind::Reply, id as u64, SHORT_BYTES as u64));
+        }
+    }
 }
