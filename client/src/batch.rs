@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use tidepool_metadata::proto;
 
+use crate::apart::apart;
 use crate::call::{Client, all_key_bytes, key_bytes, shown};
 use crate::error::{Error, Refusal};
 use crate::native::Link;
@@ -33,8 +34,28 @@ impl Client {
     ) -> Result<Vec<Result<PutOutcome, Error>>, Error> {
         let keyed = |(key, value): &(K, Bytes)| Ok((key_bytes(key)?, value.clone()));
         let items = items.iter().map(keyed).collect::<Result<Vec<_>, Error>>()?;
-        let groups = groups(&items, |(_, value)| value.len()).map(<[_]>::to_vec).collect::<Vec<_>>();
-        let outcomes = futures::stream::iter(groups).map(|group| self.put_group(group, options)).buffered(IN_FLIGHT);
+        let groups = groups(&items, |(_, value)| value.len()).map(<[_]>::to_vec).collect();
+        let options = options.clone();
+        self.side_by_side(groups, move |client, group| {
+            let options = options.clone();
+            async move { client.put_group(group, &options).await }
+        })
+        .await
+    }
+
+    /// Does each part of a batch, a few at a time; their outcomes in order.
+    async fn side_by_side<I, T, F>(&self, mut parts: Vec<I>, call: impl Fn(Self, I) -> F) -> Result<Vec<T>, Error>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<Vec<T>, Error>> + Send + 'static,
+    {
+        if parts.len() <= 1 {
+            return match parts.pop() {
+                Some(part) => call(self.clone(), part).await,
+                None => Ok(Vec::new()),
+            };
+        }
+        let outcomes = futures::stream::iter(parts).map(|part| apart(call(self.clone(), part))).buffered(IN_FLIGHT);
         Ok(outcomes.try_collect::<Vec<_>>().await?.into_iter().flatten().collect())
     }
 
@@ -47,7 +68,7 @@ impl Client {
         if let [(key, value)] = items.as_slice() {
             return Ok(vec![self.put(key, value.clone(), options).await.map(|done| done.outcome)]);
         }
-        let _writing = self.writing(items.iter().map(|(key, _)| &key[..]));
+        let writing = self.writing(items.iter().map(|(key, _)| &key[..]));
         let count = items.len();
         let (keys, values): (Vec<Bytes>, Vec<Bytes>) = items.into_iter().unzip();
         let native = {
@@ -67,7 +88,8 @@ impl Client {
                 async move { Ok(attempt.stub.batch_put(request).await?.into_inner()) }
             })
             .await?;
-        self.saw(reply.log_index);
+        let did_nothing = reply.outcomes().all(|outcome| outcome == proto::PutOutcome::AlreadyExists);
+        self.wrote(writing, reply.log_index, did_nothing);
         if reply.outcomes.len() != count {
             return Err(Error::Protocol { operation: OPERATION, why: "does not have one outcome per item" });
         }
@@ -89,9 +111,8 @@ impl Client {
     /// [`Error::Key`] for the first key that is none; what the server refuses for a whole message.
     pub async fn get_batch<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<BatchGot>, Error> {
         let keys = all_key_bytes(keys)?;
-        let groups = keys.chunks(MESSAGE_KEYS).map(<[_]>::to_vec).collect::<Vec<_>>();
-        let outcomes = futures::stream::iter(groups).map(|group| self.get_group(group)).buffered(IN_FLIGHT);
-        Ok(outcomes.try_collect::<Vec<_>>().await?.into_iter().flatten().collect())
+        let groups = keys.chunks(MESSAGE_KEYS).map(<[_]>::to_vec).collect();
+        self.side_by_side(groups, |client, group| async move { client.get_group(group).await }).await
     }
 
     /// Takes what it can from the node's memory on this host, and asks for the rest.

@@ -21,7 +21,7 @@ const LARGEST_WINDOW_BYTES: u32 = (1 << 31) - 1;
 
 /// How long a connection may be silent during a call before it counts as lost: it is asked for a sign of life after as
 /// long, so a frozen node costs twice that. With one node there is nowhere else to go.
-const SILENCE_OF_MANY: Duration = Duration::from_secs(1);
+pub(crate) const SILENCE_OF_MANY: Duration = Duration::from_secs(1);
 const SILENCE_OF_ONE: Duration = Duration::from_secs(10);
 
 /// Settings of a client.

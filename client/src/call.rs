@@ -19,7 +19,7 @@ use crate::builder::{ClientBuilder, ClientSettings};
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::local::LocalReads;
-use crate::native::{Link, Native, blocking};
+use crate::native::{Link, Native, Others, blocking};
 use crate::raw::store_client::StoreClient;
 use crate::recent::{RecentWrites, Writing};
 use crate::retry::{Backoff, Repeatable};
@@ -52,6 +52,7 @@ struct Inner {
     secret: Option<[u8; 32]>,
     engine: Mutex<Option<Engine>>,
     native_calls: AtomicU64,
+    others: Others,
     tenant: String,
     settings: ClientSettings,
     /// The highest log index in any answer; reads ask for at least this much.
@@ -122,6 +123,7 @@ impl Client {
             secret,
             engine: Mutex::default(),
             native_calls: AtomicU64::new(0),
+            others: Others::default(),
             tenant,
             settings,
             seen_index: AtomicU64::new(0),
@@ -182,14 +184,22 @@ impl Client {
         self.inner.secret
     }
 
-    /// Notes for local reads that `keys` are being written, while what this gives lives.
+    /// Notes for local reads that `keys` are being written, until what this gives hears of the answer or is dropped.
     pub(crate) fn writing<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Writing<'_>> {
         self.inner.settings.local_reads.then(|| self.inner.writes.begin(keys))
     }
 
     /// As [`Client::writing`], of keys that this client does not know.
-    pub(crate) fn wrote_unknown_keys(&self) {
-        self.inner.writes.note_all();
+    pub(crate) fn writing_unknown_keys(&self) -> Option<Writing<'_>> {
+        self.inner.settings.local_reads.then(|| self.inner.writes.begin_all())
+    }
+
+    /// Takes note of a write's answer.
+    pub(crate) fn wrote(&self, writing: Option<Writing<'_>>, log_index: u64, did_nothing: bool) {
+        self.saw(log_index);
+        if let Some(writing) = writing {
+            writing.answered(if did_nothing { 0 } else { log_index });
+        }
     }
 
     pub(crate) fn tenant(&self) -> String {
@@ -271,6 +281,15 @@ impl Client {
         self.inner.native_calls.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn count_native_call(&self) {
+        self.inner.native_calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The nodes that this client was referred to.
+    pub(crate) fn others(&self) -> &Others {
+        &self.inner.others
+    }
+
     /// The engine of the node whose turn it is.
     pub(crate) async fn link_of(&self, attempt: &Attempt) -> Option<Arc<Link>> {
         let settings = self.settings();
@@ -288,7 +307,7 @@ impl Client {
         link: &Arc<Link>,
         answer: Result<T, Error>,
     ) -> Result<T, Error> {
-        self.inner.native_calls.fetch_add(1, Ordering::Relaxed);
+        self.count_native_call();
         if let Err(error) = &answer
             && Link::is_lost(error)
             && let Some(native) = self.inner.natives.get(attempt.place)

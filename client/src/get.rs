@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::call::{Attempt, Client, key_bytes, shown};
 use crate::error::Error;
-use crate::native::{Filling, Link, blocking, may_block};
+use crate::native::{Filling, Got, Link, blocking, may_block};
 use crate::retry::Repeatable;
 use crate::types::{GetOptions, Object, ObjectInfo};
 use crate::wire::{ChunkStream, MessageBody};
@@ -44,21 +44,44 @@ impl Client {
         if let Some(object) = self.get_local(&key, &options).await {
             return Ok(Some(object));
         }
-        let message = self.get_message(key, options);
+        let mut message = self.get_message(key, options);
+        let (mut value, got) = self.get_value(&message).await?;
+        let info = match got {
+            Got::Whole(info) => info,
+            Got::Elsewhere(elsewhere) => {
+                let deadline = std::time::Instant::now() + self.settings().deadline;
+                match self.get_there(&elsewhere, &message, &mut value, deadline).await {
+                    Some(info) => Some(info),
+                    None => {
+                        message.may_refer = false;
+                        let got;
+                        (value, got) = self.get_value(&message).await?;
+                        let Got::Whole(info) = got else { return Err(referred_again()) };
+                        info
+                    }
+                }
+            }
+        };
+        Ok(info.map(|info| Object { info, value: value.into() }))
+    }
+
+    async fn get_value(&self, message: &proto::GetRequest) -> Result<(Vec<u8>, Got), Error> {
         let native = {
             let message = message.clone();
             move |link: &Link, deadline| {
                 let mut value = Vec::new();
-                let info = link.get(&message, &mut value, deadline)?;
-                Ok(info.map(|info| Object { info, value: value.into() }))
+                let got = link.get(&message, &mut value, deadline)?;
+                Ok((value, got))
             }
         };
         self.call_linked("get", Repeatable::Always, native, |attempt| {
             let message = message.clone();
             async move {
-                let Some(mut stream) = self.open(attempt, message, false).await? else { return Ok(None) };
+                let Some(mut stream) = self.open(attempt, message, false).await? else {
+                    return Ok((Vec::new(), Got::Whole(None)));
+                };
                 let value = stream.collect().await?;
-                Ok(Some(Object { info: stream.info, value }))
+                Ok((value.into(), Got::Whole(Some(stream.info))))
             }
         })
         .await
@@ -71,6 +94,14 @@ impl Client {
     /// As [`Client::get`]; [`Error::Buffer`] if the object is longer than the buffer.
     pub async fn get_into(&self, key: impl AsRef<[u8]>, buffer: &mut [u8]) -> Result<Option<ObjectInfo>, Error> {
         self.read_into(key_bytes(key)?, GetOptions::default(), buffer).await
+    }
+
+    /// As [`Client::get_into`], if it needs no call: from the memory of a node on this host.
+    ///
+    /// # Errors
+    /// [`Error::Key`].
+    pub async fn get_local_into(&self, key: impl AsRef<[u8]>, buffer: &mut [u8]) -> Result<Option<ObjectInfo>, Error> {
+        Ok(self.read_local_into(&key_bytes(key)?, &GetOptions::default(), buffer).await)
     }
 
     /// Reads the object's bytes from `offset` on into `buffer`, all of it; `None` if there is no such object.
@@ -101,14 +132,14 @@ impl Client {
     fn get_message(&self, key: Bytes, options: GetOptions) -> proto::GetRequest {
         let GetOptions { offset, length, fresh, version } = options;
         let (tenant, seen_index) = (self.tenant(), self.seen_index());
-        proto::GetRequest { tenant, key, offset, length, fresh, seen_index, version }
+        proto::GetRequest { tenant, key, offset, length, fresh, seen_index, version, may_refer: may_block() }
     }
 
     async fn read_into(&self, key: Bytes, options: GetOptions, buffer: &mut [u8]) -> Result<Option<ObjectInfo>, Error> {
-        if let Some(info) = self.get_local_into(&key, &options, buffer).await {
+        if let Some(info) = self.read_local_into(&key, &options, buffer).await {
             return Ok(Some(info));
         }
-        let message = self.get_message(key, options);
+        let mut message = self.get_message(key, options);
         let mut repetition = self.begin("get", Repeatable::Always);
         loop {
             let attempt = self.attempt(repetition.deadline);
@@ -116,7 +147,15 @@ impl Client {
                 let deadline = repetition.deadline.into_std();
                 let answer = get_into(&link, &message, buffer, deadline).await;
                 match self.note_answer(&attempt, &link, answer) {
-                    Ok(answer) => return Ok(answer),
+                    Ok(Got::Whole(info)) => return Ok(info),
+                    Ok(Got::Elsewhere(elsewhere)) if message.may_refer => {
+                        let mut target = Filling { buffer: &mut *buffer, filled: 0 };
+                        if let Some(info) = self.get_there(&elsewhere, &message, &mut target, deadline).await {
+                            return Ok(Some(info));
+                        }
+                        message.may_refer = false;
+                    }
+                    Ok(Got::Elsewhere(_)) => return Err(referred_again()),
                     Err(error) => repetition.pause_after(error).await?,
                 }
                 continue;
@@ -174,7 +213,7 @@ async fn get_into(
     message: &proto::GetRequest,
     buffer: &mut [u8],
     deadline: std::time::Instant,
-) -> Result<Option<ObjectInfo>, Error> {
+) -> Result<Got, Error> {
     if may_block() {
         let mut target = Filling { buffer, filled: 0 };
         return tokio::task::block_in_place(|| link.get(message, &mut target, deadline));
@@ -182,14 +221,18 @@ async fn get_into(
     let (link, asked) = (Arc::clone(link), message.clone());
     let got = blocking(move || {
         let mut value = Vec::new();
-        link.get(&asked, &mut value, deadline).map(|info| info.map(|info| (info, value)))
+        link.get(&asked, &mut value, deadline).map(|got| (got, value))
     });
-    let Some((info, value)) = got.await? else { return Ok(None) };
+    let (got, value) = got.await?;
     let (length, room) = (value.len() as u64, buffer.len() as u64);
     let place = buffer.get_mut(..value.len());
     let place = place.ok_or_else(|| Error::Buffer { key: shown(&message.key), length, buffer: room })?;
     place.copy_from_slice(&value);
-    Ok(Some(info))
+    Ok(got)
+}
+
+fn referred_again() -> Error {
+    Error::Protocol { operation: "get", why: "refers to another node where that was not asked for" }
 }
 
 /// An object's bytes as they come. They are verified when the end is reached, and not before: whoever uses a piece

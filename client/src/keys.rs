@@ -100,7 +100,7 @@ impl Client {
         };
         let mut outcomes = Vec::with_capacity(keys.len());
         for keys in all_key_bytes(keys)?.chunks(MAX_ITEMS) {
-            let _writing = self.writing(keys.iter().map(|key| &key[..]));
+            let writing = self.writing(keys.iter().map(|key| &key[..]));
             let items = self.name_items(keys.len()).await?;
             let message =
                 proto::RemoveRequest { tenant: self.tenant(), keys: keys.to_vec(), force, ids: Some(items.ids) };
@@ -111,7 +111,7 @@ impl Client {
                 })
                 .await;
             let reply = self.settle(items, reply).await?;
-            self.saw(reply.log_index);
+            self.wrote(writing, reply.log_index, false);
             outcomes.extend(one_a_key("remove", keys.len(), reply.outcomes().map(outcome).collect())?);
         }
         Ok(outcomes)
@@ -135,7 +135,7 @@ impl Client {
             Matching::All => Filter::All(true),
         });
         let message = proto::RemoveMatchingRequest { tenant: self.tenant(), filter, force };
-        self.wrote_unknown_keys();
+        let writing = self.writing_unknown_keys();
         let mut replies = self
             .call(OPERATION, Repeatable::IfNotDone, |mut attempt| {
                 // All of it may take longer than one step may.
@@ -153,8 +153,8 @@ impl Client {
             self.saw(reply.log_index);
             let now = RemoveProgress { examined: reply.examined, removed: reply.removed, pinned: reply.pinned };
             progress(now);
-            self.wrote_unknown_keys();
             if reply.done {
+                self.wrote(writing, reply.log_index, false);
                 return Ok(now);
             }
         }

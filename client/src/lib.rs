@@ -20,6 +20,7 @@
 //!
 //! What this crate is not: it keeps no copies, and it links no part of the server.
 
+mod apart;
 mod batch;
 mod builder;
 mod call;
@@ -47,6 +48,7 @@ pub mod raw {
     tonic::include_proto!("tidepool.v1");
 }
 
+pub use apart::apart;
 pub use builder::{ClientBuilder, ClientSettings};
 pub use call::Client;
 pub use endpoint::ServerAddress;

@@ -2,7 +2,7 @@
 //!
 //! The directory and its rules are in `tidepool_metadata::directory`. On any doubt the answer is "ask the node", so
 //! nothing here is an error. Freshness is that of an index: an object may be found for up to 5 s after somebody else
-//! replaced or removed it; keys that this client has written itself go to the node for that long. Reads are told to the
+//! replaced or removed it; what this client has written itself is read only from entries that were committed no earlier. Reads are told to the
 //! node in batches, because eviction goes by them.
 
 use std::path::PathBuf;
@@ -124,24 +124,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Client {
     /// The object, if the segment on this host has it and nothing is in doubt.
     pub(crate) async fn get_local(&self, key: &Bytes, options: &GetOptions) -> Option<Object> {
-        let segment = self.segment_for(key, options).await?;
+        let segment = self.segment_for(options).await?;
         let mut value = Vec::new();
         let info = self.read_local(&segment, key, &mut value)?;
         Some(Object { info, value: value.into() })
     }
 
     /// The same, into the start of `buffer`; what that has otherwise means nothing.
-    pub(crate) async fn get_local_into(
+    pub(crate) async fn read_local_into(
         &self,
         key: &Bytes,
         options: &GetOptions,
         buffer: &mut [u8],
     ) -> Option<ObjectInfo> {
-        let segment = self.segment_for(key, options).await?;
+        let segment = self.segment_for(options).await?;
         self.read_local(&segment, key, &mut Filling { buffer, filled: 0 })
     }
 
-    async fn segment_for(&self, key: &Bytes, options: &GetOptions) -> Option<Arc<Segment>> {
+    async fn segment_for(&self, options: &GetOptions) -> Option<Arc<Segment>> {
         let wants_whole = options.offset == 0 && options.length.is_none();
         if options.fresh || !options.version.is_empty() || !wants_whole || !self.settings().local_reads {
             return None;
@@ -151,9 +151,6 @@ impl Client {
             self.link_of(&self.attempt(tokio::time::Instant::now())).await;
         }
         let local = self.local()?;
-        if self.writes().has(key) {
-            return None;
-        }
         match local.segment() {
             Some(segment) => Some(segment),
             None => local.open().await,
@@ -162,7 +159,7 @@ impl Client {
 
     fn read_local(&self, segment: &Segment, key: &Bytes, target: &mut impl Target) -> Option<ObjectInfo> {
         let local = self.local()?;
-        let info = match segment.read(local.tenant, key, target) {
+        let info = match segment.read(local.tenant, key, self.writes().least_index(key), target) {
             Ok(info) => info?,
             // Another file is in its place, or may be: a node that starts anew with another size leaves this one behind.
             Err(Doubt::Retired | Doubt::Expired) => {
@@ -215,9 +212,15 @@ impl Segment {
         Ok(Self { memory, layout })
     }
 
-    /// Reads the object with this key of that tenant; `None` if it is not here, does not fit, or was changed
-    /// meanwhile.
-    fn read(&self, tenant: TenantId, key: &Bytes, target: &mut impl Target) -> Result<Option<ObjectInfo>, Doubt> {
+    /// Reads the object with this key of that tenant, if it was committed at `least_index` or later; `None` if it is not
+    /// here, does not fit, or was changed meanwhile.
+    fn read(
+        &self,
+        tenant: TenantId,
+        key: &Bytes,
+        least_index: u64,
+        target: &mut impl Target,
+    ) -> Result<Option<ObjectInfo>, Doubt> {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let now = now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs());
         let reader = Reader::reopen(self.memory.words(self.layout.words()), self.layout);
@@ -226,7 +229,7 @@ impl Segment {
             Lookup::Missing => Ok(None),
             Lookup::Unsure(doubt) => Err(doubt),
         };
-        let Some(first) = look_up(0)? else { return Ok(None) };
+        let Some(first) = look_up(0)?.filter(|first| first.commit_index >= least_index) else { return Ok(None) };
         // What the directory says may be nonsense until the checksum holds.
         if first.slice_bytes == 0 || first.object_length > MOST_BYTES || !target.begin(first.object_length) {
             return Ok(None);
@@ -399,7 +402,7 @@ mod tests {
             let mut value = Vec::new();
             let info = self
                 .segment
-                .read(TenantId::DEFAULT, &Bytes::copy_from_slice(key.as_bytes()), &mut value)
+                .read(TenantId::DEFAULT, &Bytes::copy_from_slice(key.as_bytes()), 0, &mut value)
                 .expect("no doubt")?;
             assert_eq!((info.length, info.checksum), (value.len() as u64, Some(crc32fast::hash(&value))));
             Some(value)
@@ -451,7 +454,7 @@ mod tests {
         let mut short = vec![0; 59];
         let mut target = Filling { buffer: &mut short, filled: 0 };
         assert_eq!(
-            node.segment.read(TenantId::DEFAULT, &Bytes::from_static(b"again"), &mut target),
+            node.segment.read(TenantId::DEFAULT, &Bytes::from_static(b"again"), 0, &mut target),
             Ok(None),
             "it does not fit"
         );
@@ -472,7 +475,7 @@ mod tests {
                     node.put("other", &other, &pages);
                 };
                 let mut target = Interrupted { value: Vec::new(), pieces, act: &mut act };
-                let read = segment.read(TenantId::DEFAULT, &Bytes::from_static(b"k"), &mut target);
+                let read = segment.read(TenantId::DEFAULT, &Bytes::from_static(b"k"), 0, &mut target);
                 assert_eq!(read, Ok(None), "piece {pieces}, same bytes: {same_bytes}");
             }
         }
@@ -488,7 +491,7 @@ mod tests {
             let segment = Segment { memory: node.segment.memory.clone(), layout: node.segment.layout };
             let mut act = || drop(node.put("k", &bytes(2, old.len()), &[5, 6, 7]));
             let mut target = Interrupted { value: Vec::new(), pieces, act: &mut act };
-            let read = segment.read(TenantId::DEFAULT, &Bytes::from_static(b"k"), &mut target).expect("no doubt");
+            let read = segment.read(TenantId::DEFAULT, &Bytes::from_static(b"k"), 0, &mut target).expect("no doubt");
             assert!(read.is_none() || target.value == old, "piece {pieces}");
         }
     }

@@ -16,6 +16,7 @@ use tonic::body::Body;
 use crate::call::{Attempt, Client, key_bytes};
 use crate::error::Error;
 use crate::native::{Link, MOST_PUT_BYTES};
+use crate::recent::Writing;
 use crate::retry::Repeatable;
 use crate::types::{PutDone, PutOptions, PutOutcome};
 use crate::wire::{self, MessageBody};
@@ -34,15 +35,15 @@ impl Client {
     /// [`Error::Key`]; what the server refuses. Nothing is stored then, unless the deadline passed: then it may be.
     pub async fn put(&self, key: impl AsRef<[u8]>, value: Bytes, options: &PutOptions) -> Result<PutDone, Error> {
         let key = key_bytes(key)?;
-        let _writing = self.writing([&key[..]]);
+        let writing = self.writing([&key[..]]);
         let repeatable = if options.upsert { Repeatable::IfNotDone } else { Repeatable::Always };
         if value.len() <= MOST_PUT_BYTES {
-            return self.put_by_message(key, value, options, repeatable).await;
+            return self.put_by_message(key, value, options, repeatable, writing).await;
         }
         let announce = self.announce(key, value.len() as u64, options);
         let reply =
             self.call("put", repeatable, |attempt| self.send_whole(attempt, announce.clone(), value.clone())).await?;
-        self.put_done(&reply)
+        self.put_done(&reply, writing)
     }
 
     async fn put_by_message(
@@ -51,6 +52,7 @@ impl Client {
         value: Bytes,
         options: &PutOptions,
         repeatable: Repeatable,
+        writing: Option<Writing<'_>>,
     ) -> Result<PutDone, Error> {
         let native = {
             let (keys, options) = (vec![key.clone()], Some(options.message()));
@@ -76,7 +78,7 @@ impl Client {
             }
         };
         let reply = self.call_linked("put", repeatable, native, grpc).await?;
-        self.put_done(&reply)
+        self.put_done(&reply, writing)
     }
 
     async fn send_whole(
@@ -102,7 +104,7 @@ impl Client {
         options: &PutOptions,
     ) -> Result<PutDone, Error> {
         let key = key_bytes(key)?;
-        let _writing = self.writing([&key[..]]);
+        let writing = self.writing([&key[..]]);
         let announce = self.announce(key, length, options);
         let (fail, mut failed) = oneshot::channel();
         let taken = Arc::new(AtomicU64::new(0));
@@ -128,7 +130,7 @@ impl Client {
                 answer = &mut answer => {
                     return match failed.try_recv() {
                         Ok(error) => Err(error),
-                        Err(_) => self.put_done(&answer?),
+                        Err(_) => self.put_done(&answer?, writing),
                     };
                 }
                 () = tokio::time::sleep(deadline) => {
@@ -152,8 +154,8 @@ impl Client {
         part(Part::Announce(proto::PutAnnounce { tenant: self.tenant(), key, length, options, checksum: None }))
     }
 
-    fn put_done(&self, reply: &proto::PutReply) -> Result<PutDone, Error> {
-        self.saw(reply.log_index);
+    fn put_done(&self, reply: &proto::PutReply, writing: Option<Writing<'_>>) -> Result<PutDone, Error> {
+        self.wrote(writing, reply.log_index, reply.outcome() == proto::PutOutcome::AlreadyExists);
         let outcome = match reply.outcome() {
             proto::PutOutcome::Stored => PutOutcome::Stored,
             proto::PutOutcome::AlreadyExists => PutOutcome::AlreadyExists,

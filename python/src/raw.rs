@@ -1,12 +1,14 @@
 //! Objects in memory that is named by addresses: what integrations written for other stores hand over.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::StreamExt;
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use tidepool_client::{Client, Error, PutOptions};
+use tidepool_client::{BatchGot, Client, Error, PutOptions, apart};
 
 use crate::address::{Fault, Registry, Span, copy_in, copy_out};
 use crate::convert::{Key, same_length};
@@ -16,6 +18,8 @@ use crate::failure::{Reason, of_client};
 const CALLS: usize = 8;
 /// Objects with room for at most this many bytes are asked for together: a message has many of them.
 const SMALL_BYTES: usize = 256 << 10;
+/// Bytes of the values of one message.
+const RUN_BYTES: usize = 3 << 20;
 
 /// One object and where its bytes lie, in order.
 pub(crate) struct Item {
@@ -96,33 +100,60 @@ impl From<Fault> for Trouble {
 }
 
 /// Reads each item to its ranges.
-pub(crate) async fn read(client: &Client, registry: &Registry, items: Vec<Item>) -> Vec<Answer> {
-    if items.len() > 1 && items.iter().all(|item| item.length <= SMALL_BYTES) {
-        return read_small(client, items).await;
+pub(crate) async fn read(client: &Client, registry: &Arc<Registry>, items: Vec<Item>) -> Vec<Answer> {
+    let mut items = items;
+    match items.pop() {
+        Some(item) if items.is_empty() => return vec![read_one(client.clone(), Arc::clone(registry), item).await],
+        Some(item) => items.push(item),
+        None => return Vec::new(),
     }
-    let reads = items.into_iter().map(|item| read_one(client, registry, item));
+    if items.iter().all(|item| item.length <= SMALL_BYTES) {
+        return read_small(client, registry, items).await;
+    }
+    let reads = items.into_iter().map(|item| apart(read_one(client.clone(), Arc::clone(registry), item)));
     futures::stream::iter(reads).buffered(CALLS).collect().await
 }
 
-async fn read_one(client: &Client, registry: &Registry, item: Item) -> Answer {
+async fn read_one(client: Client, registry: Arc<Registry>, item: Item) -> Answer {
     if let [span] = item.spans[..]
         && let Some(mut target) = registry.find(span)
         && let Some(buffer) = target.bytes_mut()
     {
         return Ok(client.get_into(&item.key, buffer).await?.map(|info| info.length));
     }
-    read_and_scatter(client, item).await
+    read_and_scatter(&client, &item).await
 }
 
-async fn read_and_scatter(client: &Client, item: Item) -> Answer {
+async fn read_and_scatter(client: &Client, item: &Item) -> Answer {
     match client.get(&item.key).await? {
-        Some(object) => scatter(&object.value, &item).map(Some),
+        Some(object) => scatter(&object.value, item).map(Some),
         None => Ok(None),
     }
 }
 
-async fn read_small(client: &Client, items: Vec<Item>) -> Vec<Answer> {
-    use tidepool_client::BatchGot;
+/// From memory on this host those that are there, the others by messages that have many.
+async fn read_small(client: &Client, registry: &Registry, items: Vec<Item>) -> Vec<Answer> {
+    let (mut answers, mut rest) = (Vec::with_capacity(items.len()), Vec::new());
+    for item in items {
+        let answer = read_here(client, registry, &item).await.transpose();
+        if answer.is_none() {
+            rest.push(item);
+        }
+        answers.push(answer);
+    }
+    let mut asked = if rest.is_empty() { Vec::new() } else { ask_for_small(client, rest).await }.into_iter();
+    answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
+}
+
+/// `None`: it has to be asked for.
+async fn read_here(client: &Client, registry: &Registry, item: &Item) -> Result<Option<Option<u64>>, Trouble> {
+    let [span] = item.spans[..] else { return Ok(None) };
+    let Some(mut target) = registry.find(span) else { return Ok(None) };
+    let Some(buffer) = target.bytes_mut() else { return Ok(None) };
+    Ok(client.get_local_into(&item.key, buffer).await?.map(|info| Some(info.length)))
+}
+
+async fn ask_for_small(client: &Client, items: Vec<Item>) -> Vec<Answer> {
     let keys: Vec<&Bytes> = items.iter().map(|item| &item.key).collect();
     match client.get_batch(&keys).await {
         Ok(got) => {
@@ -135,7 +166,7 @@ async fn read_small(client: &Client, items: Vec<Item>) -> Vec<Answer> {
         }
         // Asked one by one, each gets its own answer.
         Err(_) => {
-            let reads = items.into_iter().map(|item| read_and_scatter(client, item));
+            let reads = items.into_iter().map(|item| async move { read_and_scatter(client, &item).await });
             futures::stream::iter(reads).buffered(CALLS).collect().await
         }
     }
@@ -154,92 +185,125 @@ fn scatter(value: &Bytes, item: &Item) -> Result<u64, Trouble> {
     Ok(value.len() as u64)
 }
 
-fn gather(registry: &Registry, item: &Item) -> Result<Bytes, Fault> {
-    if let [span] = item.spans[..]
-        && let Some(used) = registry.find(span)
-    {
-        return Ok(used.into_shared());
-    }
-    let mut value = Vec::new();
-    for span in &item.spans {
-        copy_in(*span, &mut value)?;
-    }
-    Ok(value.into())
-}
-
 /// Stores each item from its ranges. Items of one group go together.
 pub(crate) async fn write(
     client: &Client,
-    registry: &Registry,
+    registry: &Arc<Registry>,
     items: Vec<Item>,
     options: &PutOptions,
     mut groups: Vec<String>,
 ) -> Vec<Answer> {
-    let count = items.len();
-    let mut answers: Vec<Answer> = (0..count).map(|_| Ok(None)).collect();
-    groups.resize(count, options.group.clone());
-    let mut sets: HashMap<String, Vec<usize>> = HashMap::new();
-    for (index, group) in groups.into_iter().enumerate() {
-        sets.entry(group).or_default().push(index);
+    let mut answers: Vec<Answer> = (0..items.len()).map(|_| Ok(None)).collect();
+    groups.resize(items.len(), options.group.clone());
+    let mut sets: HashMap<String, Vec<(usize, Item)>> = HashMap::new();
+    for (group, item) in groups.into_iter().zip(items.into_iter().enumerate()) {
+        sets.entry(group).or_default().push(item);
     }
-    let items = &items;
-    let puts = sets.into_iter().map(|(group, indexes)| {
+    let runs = sets.into_iter().flat_map(|(group, set)| {
         let options = PutOptions { group, ..options.clone() };
-        async move { put_set(client, registry, items, indexes, &options).await }
+        runs(set).into_iter().map(move |run| (run, options.clone()))
     });
-    let mut done = futures::stream::iter(puts).buffer_unordered(CALLS);
-    while let Some(set) = done.next().await {
-        for (index, answer) in set {
+    let puts = runs.map(|(run, options)| apart(put_run(client.clone(), Arc::clone(registry), run, options)));
+    let mut done = futures::stream::iter(puts.collect::<Vec<_>>()).buffer_unordered(CALLS);
+    while let Some(run) = done.next().await {
+        for (index, answer) in run {
             answers[index] = answer;
         }
     }
     answers
 }
 
-/// Bytes that are gathered at a time.
-const GATHERED_BYTES: usize = 64 << 20;
-
-async fn put_set(
-    client: &Client,
-    registry: &Registry,
-    items: &[Item],
-    mut indexes: Vec<usize>,
-    options: &PutOptions,
-) -> Vec<(usize, Answer)> {
-    let mut answers = Vec::with_capacity(indexes.len());
-    while !indexes.is_empty() {
-        let mut bytes = 0;
-        let fits = |&&index: &&usize| {
-            bytes += items[index].length;
-            bytes <= GATHERED_BYTES
-        };
-        let count = indexes.iter().take_while(fits).count().max(1);
-        let (mut puts, mut places) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for index in indexes.drain(..count) {
-            match gather(registry, &items[index]) {
-                Ok(value) => {
-                    puts.push((items[index].key.clone(), value));
-                    places.push(index);
-                }
-                Err(fault) => answers.push((index, Err(fault.into()))),
+/// Cuts items into runs of at most [`RUN_BYTES`]; one that is larger is a run of its own.
+fn runs(items: Vec<(usize, Item)>) -> Vec<Vec<(usize, Item)>> {
+    let mut runs: Vec<Vec<(usize, Item)>> = Vec::new();
+    let mut bytes = 0;
+    for item in items {
+        bytes += item.1.length;
+        match runs.last_mut() {
+            Some(run) if bytes <= RUN_BYTES => run.push(item),
+            _ => {
+                bytes = item.1.length;
+                runs.push(vec![item]);
             }
         }
-        let length = |place: usize| Ok(Some(items[place].length as u64));
-        match client.put_batch(&puts, options).await {
-            Ok(outcomes) => answers.extend(
-                places
-                    .into_iter()
-                    .zip(outcomes)
-                    .map(|(place, outcome)| (place, outcome.map_err(Trouble::from).and_then(|_| length(place)))),
-            ),
-            // One that can't be stored fails a whole message; alone, each has its own answer.
-            Err(_) => {
-                for (place, (key, value)) in places.into_iter().zip(puts) {
-                    let put = client.put(key, value, options).await;
-                    answers.push((place, put.map_err(Trouble::from).and_then(|_| length(place))));
-                }
+    }
+    runs
+}
+
+async fn put_run(
+    client: Client,
+    registry: Arc<Registry>,
+    run: Vec<(usize, Item)>,
+    options: PutOptions,
+) -> Vec<(usize, Answer)> {
+    let mut answers = Vec::with_capacity(run.len());
+    let (mut puts, mut places) = (Vec::with_capacity(run.len()), Vec::with_capacity(run.len()));
+    for (index, item) in run {
+        match gather(&registry, &item) {
+            Ok(value) => {
+                puts.push((item.key, value));
+                places.push((index, item.length as u64));
+            }
+            Err(fault) => answers.push((index, Err(fault.into()))),
+        }
+    }
+    match client.put_batch(&puts, &options).await {
+        Ok(outcomes) => {
+            let answer = |((index, length), outcome): ((usize, u64), Result<_, Error>)| {
+                (index, outcome.map(|_| Some(length)).map_err(Trouble::from))
+            };
+            answers.extend(places.into_iter().zip(outcomes).map(answer));
+        }
+        // One that can't be stored fails a whole message; alone, each has its own answer.
+        Err(_) => {
+            for ((index, length), (key, value)) in places.into_iter().zip(puts) {
+                let put = client.put(key, value, &options).await;
+                answers.push((index, put.map(|_| Some(length)).map_err(Trouble::from)));
             }
         }
     }
     answers
+}
+
+/// The bytes of an item: registered memory as it is, other memory copied.
+fn gather(registry: &Registry, item: &Item) -> Result<Bytes, Fault> {
+    if let [span] = item.spans[..]
+        && let Some(used) = registry.find(span)
+    {
+        return Ok(used.into_shared());
+    }
+    let mut value = Gathered::new();
+    for span in &item.spans {
+        copy_in(*span, &mut value.0)?;
+    }
+    Ok(Bytes::from_owner(value))
+}
+
+/// Memory that is used again and again: new memory costs a page fault for each page, more than the copy.
+struct Gathered(Vec<u8>);
+
+/// How many are kept, each of at most [`RUN_BYTES`].
+const KEPT: usize = 8;
+static GATHERED: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+
+impl Gathered {
+    fn new() -> Self {
+        Self(GATHERED.lock().pop().unwrap_or_default())
+    }
+}
+
+impl AsRef<[u8]> for Gathered {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Gathered {
+    fn drop(&mut self) {
+        let mut kept = GATHERED.lock();
+        if self.0.capacity() <= RUN_BYTES && kept.len() < KEPT {
+            self.0.clear();
+            kept.push(std::mem::take(&mut self.0));
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tidepool_client::{Client, ErrorKind, Existence, PutOptions};
+use tidepool_client::{Client, ClientSettings, ErrorKind, Existence, GetOptions, PutOptions};
 use tidepool_stress::cluster::{Cluster, program};
 use tidepool_stress::node_process::NodeProcess;
 
@@ -347,4 +347,49 @@ async fn an_old_data_folder_is_found_out() {
     };
     blocking(|| cluster.until("the old folder is found out", failed));
     client.put("after", "v".into(), &PutOptions::default()).await.unwrap();
+}
+
+/// What another node holds is read from it straight, not by way of the node that was asked; where that fails, by way of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_other_nodes_are_read_from_them() {
+    let mut cluster = start(3);
+    let at = |position: usize| {
+        let address = cluster.node(position).unwrap().grpc.to_string();
+        // On one host all nodes could be reached by their sockets; elsewhere they can't.
+        let settings =
+            ClientSettings { same_host: false, deadline: Duration::from_secs(20), ..ClientSettings::default() };
+        Client::builder().endpoint(address).settings(settings).build().unwrap()
+    };
+    let (there, here) = (at(1), at(0));
+    let upsert = PutOptions { upsert: true, ..PutOptions::default() };
+    for number in 0..20 {
+        there.put(format!("k/{number}"), value(number), &upsert).await.unwrap();
+    }
+    let mut buffer = vec![0; 8 << 10];
+    for number in 0..20 {
+        let calls = here.native_calls();
+        let key = format!("k/{number}");
+        let expected = value(number);
+        if number % 2 == 0 {
+            assert_eq!(here.get(&key).await.unwrap().unwrap().value, expected);
+        } else {
+            let length = here.get_into(&key, &mut buffer).await.unwrap().unwrap().length as usize;
+            assert_eq!(&buffer[..length], &expected[..]);
+        }
+        assert_eq!(here.native_calls() - calls, 2, "one that refers, one that gives");
+        let range = here.get_range(&key, 1, expected.len() as u64 - 1).await.unwrap().unwrap();
+        assert_eq!(range.value, expected.slice(1..));
+    }
+    // The newest is read, not what was there when this client was referred.
+    there.put("k/0", value(77), &upsert).await.unwrap();
+    assert_eq!(
+        here.get_with("k/0", GetOptions { fresh: true, ..GetOptions::default() }).await.unwrap().unwrap().value,
+        value(77)
+    );
+    blocking(|| cluster.kill(1)).unwrap();
+    let gone = here.get("k/1").await;
+    assert!(matches!(&gone, Err(error) if error.reason() == "UNAVAILABLE"), "{gone:?}");
+    blocking(|| cluster.restart(1)).unwrap();
+    blocking(|| cluster.wait_for_recovery());
+    assert_eq!(here.get("k/1").await.unwrap().unwrap().value, value(1));
 }

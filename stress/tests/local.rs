@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 use tidepool_client::workload::Payload;
-use tidepool_client::{Client, GetOptions, PutOptions, StoredIn};
+use tidepool_client::{Client, GetOptions, Matching, PutOptions, StoredIn};
 use tidepool_stress::node_process::{NodeOptions, NodeProcess, Place, program_beside};
 
 struct Host {
@@ -111,6 +111,24 @@ async fn a_client_sees_its_own_writes_at_once() {
     }
     client.remove("k", false).await.unwrap();
     assert_eq!(client.get("k").await.unwrap(), None);
+    client.put("k", value(50, 5000), &upsert).await.unwrap();
+    client.remove_matching(&Matching::All, false, |_| {}).await.unwrap();
+    assert_eq!(client.get("k").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_has_written_itself_needs_no_call_either() {
+    let host = Host::start(64 << 20);
+    let (client, upsert) = (host.client(), PutOptions { upsert: true, ..PutOptions::default() });
+    host.client().put("k", value(0, 5000), &PutOptions::default()).await.unwrap();
+    until_local(&client, "k").await;
+    client.remove_matching(&Matching::All, false, |_| {}).await.unwrap();
+    for round in 1..50 {
+        let hits = client.local_hits();
+        client.put("k", value(round, 5000), &upsert).await.unwrap();
+        assert_eq!(client.get("k").await.unwrap().unwrap().value, value(round, 5000));
+        assert_eq!(client.local_hits(), hits + 1, "round {round}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

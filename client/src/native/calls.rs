@@ -11,6 +11,7 @@ use tidepool_transfer::{Answer, Failure, TransferError};
 use tonic::{Code, Status};
 
 use super::Link;
+use super::others::Elsewhere;
 use crate::call::shown;
 use crate::error::{Error, Refusal};
 use crate::types::ObjectInfo;
@@ -47,6 +48,14 @@ impl Target for Vec<u8> {
         answer.append_to(self)?;
         Ok(&self[start..])
     }
+}
+
+/// How a get ended.
+pub(crate) enum Got {
+    /// All was received; `None`: there is no such object.
+    Whole(Option<ObjectInfo>),
+    /// Nothing was.
+    Elsewhere(Elsewhere),
 }
 
 /// A caller's buffer, filled from its start.
@@ -170,39 +179,44 @@ impl Link {
         Ok(self.ask(operation, EngineMethod::Put, &message, values, deadline)?.0)
     }
 
-    /// Reads an object or a range of it into `target`, verified; `None` if there is no such object.
+    /// Reads an object or a range of it into `target`, verified.
     pub(crate) fn get(
         &self,
         message: &proto::GetRequest,
         target: &mut impl Target,
         deadline: Instant,
-    ) -> Result<Option<ObjectInfo>, Error> {
+    ) -> Result<Got, Error> {
         let asked = self.ask("get", EngineMethod::Get, message, &[], deadline);
-        let (description, mut answer): (proto::ObjectDescription, _) = match asked {
-            Err(error) if error.is_missing_object() => return Ok(None),
+        let (mut description, mut answer): (proto::ObjectDescription, _) = match asked {
+            Err(error) if error.is_missing_object() => return Ok(Got::Whole(None)),
             asked => asked?,
         };
+        if !description.elsewhere.is_empty() {
+            let addresses = std::mem::take(&mut description.elsewhere);
+            return Ok(Got::Elsewhere(Elsewhere { addresses, version: description.version }));
+        }
         let all = message.length.unwrap_or_else(|| description.length.saturating_sub(message.offset));
         target.begin(&message.key, all)?;
         if answer.left() > 0 || all == 0 {
             receive(&message.key, &description, all, &mut answer, target)?;
-            return Ok(Some(description.into()));
+            return Ok(Got::Whole(Some(description.into())));
         }
         // Too much for one answer: that version, range by range.
         let mut at = 0;
         while at < all {
             let length = MOST_VALUE_BYTES.min(all - at);
             let (offset, version) = (message.offset + at, description.version.clone());
-            let range = proto::GetRequest { offset, length: Some(length), version, ..message.clone() };
+            let range =
+                proto::GetRequest { offset, length: Some(length), version, may_refer: false, ..message.clone() };
             let (part, mut answer) = match self.ask("get", EngineMethod::Get, &range, &[], deadline) {
                 // It was replaced or removed meanwhile: as if it had been a moment before.
-                Err(error) if error.is_missing_object() => return Ok(None),
+                Err(error) if error.is_missing_object() => return Ok(Got::Whole(None)),
                 part => part?,
             };
             receive(&message.key, &part, length, &mut answer, target)?;
             at += length;
         }
-        Ok(Some(description.into()))
+        Ok(Got::Whole(Some(description.into())))
     }
 
     /// Reads objects, as many answers as they take.

@@ -5,6 +5,7 @@
 //! hand-over, else on a thread of their own.
 
 mod calls;
+mod others;
 mod staging;
 
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ use tonic::transport::Channel;
 use crate::call::Client;
 use crate::endpoint::ServerAddress;
 use crate::local::LocalReads;
-pub(crate) use calls::{Filling, MOST_PUT_BYTES};
+pub(crate) use calls::{Filling, Got, MOST_PUT_BYTES, Target};
+pub(crate) use others::Others;
 use staging::Staging;
 
 /// How long an engine that failed is left alone; and one that could not be reached beside a node that could, or a node that

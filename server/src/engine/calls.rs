@@ -10,10 +10,7 @@ use tidepool_transfer::Responder;
 use super::{Answer, EngineApi, Reply, send};
 use crate::error::Error;
 use crate::grpc::{StoreApi, convert, describe};
-use crate::node::{ObjectName, PutDone, PutItem, PutOptions, Reserve, Value};
-
-/// A lone value from this size on is copied once, not twice, if that is possible without waiting.
-const TAKEN_AT_ONCE: u64 = 32 << 10;
+use crate::node::{FilledBatch, ObjectName, Opened, PutDone, PutItem, PutOptions, Value};
 
 fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, Error> {
     M::decode(bytes)
@@ -59,77 +56,42 @@ impl EngineApi {
 
     /// One value or many, from behind the message or from lent memory.
     fn put(&self, request: &Request<'_>) -> Result<Begun, Error> {
-        let message: proto::PutItemsRequest = decode(request.message)?;
-        let proto::PutItemsRequest { tenant, keys, lengths, checksums, options, memory } = message;
-        let count = keys.len();
-        if lengths.len() != count || !(checksums.is_empty() || checksums.len() == count) {
-            let message = format!("{count} keys, {} lengths, {} checksums", lengths.len(), checksums.len());
-            return Err(mismatch(message));
+        let mut message: proto::PutItemsRequest = decode(request.message)?;
+        let count = message.keys.len();
+        if message.lengths.len() != count || !(message.checksums.is_empty() || message.checksums.len() == count) {
+            let (lengths, checksums) = (message.lengths.len(), message.checksums.len());
+            return Err(mismatch(format!("{count} keys, {lengths} lengths, {checksums} checksums")));
         }
-        let keys = convert::keys(&keys)?;
-        let options = convert::options(options)?;
-        if let ([key], [length], None) = (&keys[..], &lengths[..], &memory)
-            && *length >= TAKEN_AT_ONCE
-            && *length == request.values.len() as u64
-        {
-            let name = (tenant.clone(), key.clone());
-            if let Some(begun) = self.put_at_once(name, request.values, &options, checksums.first().copied())? {
-                return Ok(begun);
-            }
-        }
-        let values = match memory {
-            Some(memory) => self.lent_values(&memory, &lengths)?,
-            None => values_behind(request.values, &lengths)?,
-        };
+        let (keys, options) = (convert::keys(&message.keys)?, convert::options(message.options.take())?);
+        let values = self.values(&message, request.values)?;
         let inflight = self.api.inflight.admit(values.iter().map(Value::length).sum())?;
-        let api = self.api.clone();
+        // Copied from the connection's buffer to their places, if room for them can be had without waiting. What is given
+        // up in the middle leaves nothing reserved.
+        let filled = self.now(fill(&self.api, &message, keys.clone(), values, &options));
+        if let Some(filled) = filled {
+            let filled = filled?;
+            return Ok(Box::pin(async move {
+                let _inflight = inflight;
+                put_reply(filled.complete().await)
+            }));
+        }
+        let (this, bytes) = (self.clone(), Bytes::copy_from_slice(request.values));
         Ok(Box::pin(async move {
             let _inflight = inflight;
-            let tenant = api.tenant(&tenant).await?;
-            let items = keys.into_iter().zip(values).enumerate().map(|(position, (key, value))| PutItem {
-                name: ObjectName { tenant, key },
-                value,
-                checksum: checksums.get(position).copied(),
-            });
-            let items: Vec<PutItem> = items.collect();
-            if let [_] = items[..] {
-                // A lone put hears all of its error.
-                let mut done = api.service.put_batch(items, &options).await;
-                let done =
-                    done.pop().ok_or_else(|| Error::new(ErrorKind::Internal, "INTERNAL", "no outcome".into()))??;
-                return Ok(put_reply(done));
-            }
-            Ok(Reply::of(&api.put_items(items, &options).await))
+            let values = this.values(&message, &bytes)?;
+            put_reply(fill(&this.api, &message, keys, values, &options).await?.complete().await)
         }))
     }
 
-    /// Copies a value from the connection's buffer to its place, if room for it can be had without waiting.
-    fn put_at_once(
-        &self,
-        (tenant, key): (String, ObjectKey),
-        value: &[u8],
-        options: &PutOptions,
-        checksum: Option<u32>,
-    ) -> Result<Option<Begun>, Error> {
-        let inflight = self.api.inflight.admit(value.len() as u64)?;
-        let reserved = self.now(async {
-            let name = ObjectName { tenant: self.api.tenant(&tenant).await?, key };
-            self.api.service.reserve(name, value.len() as u64, options.clone()).await
-        });
-        // Given up, it leaves nothing reserved.
-        let Some(reserved) = reserved else { return Ok(None) };
-        let mut reservation = match reserved? {
-            Reserve::AlreadyExists(done) => return Ok(Some(Box::pin(async move { Ok(put_reply(done)) }))),
-            Reserve::Ready(reservation) => reservation,
-        };
-        reservation.write(value)?;
-        Ok(Some(Box::pin(async move {
-            let _inflight = inflight;
-            Ok(put_reply(reservation.complete(checksum).await?))
-        })))
+    /// The values of a put, where they lie.
+    fn values<'a>(&self, message: &proto::PutItemsRequest, behind: &'a [u8]) -> Result<Vec<Value<'a>>, Error> {
+        match &message.memory {
+            Some(memory) => self.lent_values(memory, &message.lengths),
+            None => values_behind(behind, &message.lengths),
+        }
     }
 
-    fn lent_values(&self, memory: &proto::LentMemory, lengths: &[u64]) -> Result<Vec<Value>, Error> {
+    fn lent_values(&self, memory: &proto::LentMemory, lengths: &[u64]) -> Result<Vec<Value<'static>>, Error> {
         let id = memory.id[..].try_into().map(u128::from_le_bytes).unwrap_or_default();
         let lent = self.lent.find(id).ok_or_else(|| {
             let message = "this node has no such memory: lend it again";
@@ -149,28 +111,60 @@ impl EngineApi {
     }
 }
 
-fn put_reply(done: PutDone) -> Reply {
-    let outcomes = vec![convert::put_outcome(done.outcome).into()];
-    Reply::of(&proto::BatchPutReply { outcomes, log_index: done.log_index.0, ..Default::default() })
+/// Brings the values of a put to their places.
+async fn fill(
+    api: &StoreApi,
+    message: &proto::PutItemsRequest,
+    keys: Vec<ObjectKey>,
+    values: Vec<Value<'_>>,
+    options: &PutOptions,
+) -> Result<FilledBatch, Error> {
+    let tenant = api.tenant(&message.tenant).await?;
+    let items = keys.into_iter().zip(values).enumerate().map(|(position, (key, value))| PutItem {
+        name: ObjectName { tenant, key },
+        value,
+        checksum: message.checksums.get(position).copied(),
+    });
+    Ok(api.service.fill_batch(items.collect(), options).await)
+}
+
+fn put_reply(mut results: Vec<Result<PutDone, Error>>) -> Answer {
+    // A lone put hears all of its error.
+    if let [Err(_)] = results[..]
+        && let Some(Err(error)) = results.pop()
+    {
+        return Err(error);
+    }
+    Ok(Reply::of(&convert::batch_put_reply(results)))
 }
 
 type Begun = std::pin::Pin<Box<dyn Future<Output = Answer> + Send>>;
 
-/// Cuts values out of what lies behind a message; copied, because the connection's buffer is used again.
-fn values_behind(bytes: &[u8], lengths: &[u64]) -> Result<Vec<Value>, Error> {
+/// Cuts values out of what lies behind a message.
+fn values_behind<'a>(bytes: &'a [u8], lengths: &[u64]) -> Result<Vec<Value<'a>>, Error> {
     let total = lengths.iter().try_fold(0_u64, |total, &length| total.checked_add(length));
     if total != Some(bytes.len() as u64) {
         return Err(mismatch(format!("{} bytes came for lengths of {total:?} in all", bytes.len())));
     }
-    let mut rest = Bytes::copy_from_slice(bytes);
-    let cut = |&length: &u64| Value::Bytes(rest.split_to(usize::try_from(length).unwrap_or(usize::MAX)));
+    let mut rest = bytes;
+    let cut = |&length: &u64| {
+        let (value, after) = rest.split_at(usize::try_from(length).unwrap_or(usize::MAX));
+        rest = after;
+        Value::Bytes(value)
+    };
     Ok(lengths.iter().map(cut).collect())
 }
 
 impl StoreApi {
     /// An object or a range of it, its bytes as they lie in memory; without them if they are too many for one answer.
     async fn get_whole(self, request: proto::GetRequest) -> Answer {
-        let mut reader = self.open(&request).await?;
+        let mut reader = match self.open_or_refer(&request, request.may_refer).await? {
+            Opened::Here(reader) => reader,
+            Opened::Elsewhere(location, elsewhere) => {
+                let version = location.version.to_string();
+                return Ok(Reply::of(&proto::ObjectDescription { version, elsewhere, ..Default::default() }));
+            }
+        };
         let length = reader.description().range_length;
         let mut description = describe(reader.description());
         if length > MOST_VALUE_BYTES {

@@ -116,29 +116,34 @@ impl EngineApi {
                 let answer = tokio::time::timeout(time.min(LONGEST), answer).await;
                 let late = |_| Err(Error::new(ErrorKind::Deadline, "DEADLINE", "the caller's time is over".into()));
                 let answer = answer.unwrap_or_else(late);
-                // Sending blocks while the peer takes nothing.
-                tokio::task::spawn_blocking(move || send(responder, answer));
+                let Reply { head, values } = reply_of(answer);
+                let left = if values.is_empty() { responder.reply_at_once(&head) } else { Err(responder) };
+                if let Err(responder) = left {
+                    // Sending blocks while the peer takes nothing.
+                    tokio::task::spawn_blocking(move || send(responder, Ok(Reply { head, values })));
+                }
             })),
         }
     }
 }
 
 fn send(responder: Responder, answer: Answer) {
-    match answer {
-        Ok(Reply { head, values }) => {
-            let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + values.len());
-            parts.push(&head);
-            parts.extend(values.iter().map(|value| &value[..]));
-            responder.reply_parts(&parts);
-        }
-        Err(error) => {
-            let status = Status::from(error);
-            let refusal = proto::Refusal {
-                code: status.code() as u32,
-                message: status.message().to_owned(),
-                details: Bytes::copy_from_slice(status.details()),
-            };
-            responder.reply(&envelope::answer(false, &refusal));
-        }
-    }
+    let Reply { head, values } = reply_of(answer);
+    let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + values.len());
+    parts.push(&head);
+    parts.extend(values.iter().map(|value| &value[..]));
+    responder.reply_parts(&parts);
+}
+
+/// What goes to the peer: the answer, or why there is none.
+fn reply_of(answer: Answer) -> Reply {
+    answer.unwrap_or_else(|error| {
+        let status = Status::from(error);
+        let refusal = proto::Refusal {
+            code: status.code() as u32,
+            message: status.message().to_owned(),
+            details: Bytes::copy_from_slice(status.details()),
+        };
+        Reply { head: envelope::answer(false, &refusal), values: Vec::new() }
+    })
 }

@@ -7,7 +7,7 @@ use tidepool_metadata::{ErrorKind, ObjectKey, TenantId};
 
 use super::{MAX_UNARY_BYTES, Replies, StoreApi, convert};
 use crate::error::Error;
-use crate::node::{Freshness, ObjectName, PutItem, PutOptions, RangeRequest, Value};
+use crate::node::{Freshness, ObjectName, PutItem, RangeRequest, Value};
 
 /// About how many bytes of values one message of a batch get carries.
 const REPLY_BYTES: usize = 4 << 20;
@@ -24,32 +24,12 @@ impl StoreApi {
         let tenant = self.tenant(&tenant).await?;
         let options = convert::options(options)?;
         let _inflight = self.inflight.admit(values.iter().map(|value| value.len() as u64).sum())?;
-        let items = keys.into_iter().zip(values).enumerate().map(|(position, (key, value))| PutItem {
+        let items = keys.into_iter().zip(&values).enumerate().map(|(position, (key, value))| PutItem {
             name: ObjectName { tenant, key },
             value: Value::Bytes(value),
             checksum: checksums.get(position).copied(),
         });
-        Ok(self.put_items(items.collect(), &options).await)
-    }
-
-    pub(crate) async fn put_items(&self, items: Vec<PutItem>, options: &PutOptions) -> proto::BatchPutReply {
-        let results = self.service.put_batch(items, options).await;
-        let mut reply = proto::BatchPutReply::default();
-        let failed = results.iter().any(Result::is_err);
-        for result in results {
-            let (outcome, reason) = match result {
-                Ok(done) => {
-                    reply.log_index = reply.log_index.max(done.log_index.0);
-                    (convert::put_outcome(done.outcome), "")
-                }
-                Err(error) => (proto::PutOutcome::Failed, error.reason()),
-            };
-            reply.outcomes.push(outcome.into());
-            if failed {
-                reply.reasons.push(reason.to_owned());
-            }
-        }
-        reply
+        Ok(convert::batch_put_reply(self.service.put_batch(items.collect(), &options).await))
     }
 
     pub(super) async fn get_objects(

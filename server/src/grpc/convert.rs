@@ -97,6 +97,26 @@ pub(crate) fn put_outcome(outcome: PutOutcome) -> proto::PutOutcome {
     }
 }
 
+/// The outcomes of a batch, and why those failed that did.
+pub(crate) fn batch_put_reply(results: Vec<Result<PutDone, Error>>) -> proto::BatchPutReply {
+    let mut reply = proto::BatchPutReply::default();
+    let failed = results.iter().any(Result::is_err);
+    for result in results {
+        let (outcome, reason) = match result {
+            Ok(done) => {
+                reply.log_index = reply.log_index.max(done.log_index.0);
+                (put_outcome(done.outcome), "")
+            }
+            Err(error) => (proto::PutOutcome::Failed, error.reason()),
+        };
+        reply.outcomes.push(outcome.into());
+        if failed {
+            reply.reasons.push(reason.to_owned());
+        }
+    }
+    reply
+}
+
 pub(super) fn put_reply(done: PutDone) -> proto::PutReply {
     proto::PutReply { outcome: put_outcome(done.outcome).into(), log_index: done.log_index.0, checksum: done.checksum }
 }

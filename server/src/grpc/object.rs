@@ -9,7 +9,7 @@ use tonic::Status;
 
 use super::{MAX_UNARY_BYTES, Replies, StoreApi, convert};
 use crate::error::Error;
-use crate::node::{ObjectDescription, PutItem, RangeRequest, Reserve, Value};
+use crate::node::{ObjectDescription, ObjectReader, Opened, PutItem, RangeRequest, Reserve, Value};
 
 /// How long a put may wait for its client's next bytes: what is reserved is not held for the dead.
 const CLIENT_IDLE: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ impl StoreApi {
         let name = self.name(&request.tenant, &request.key).await?;
         let options = convert::options(request.options)?;
         let _inflight = self.inflight.admit(length)?;
-        let item = PutItem { name, value: Value::Bytes(request.value), checksum: request.checksum };
+        let item = PutItem { name, value: Value::Bytes(&request.value), checksum: request.checksum };
         let mut results = self.service.put_batch(vec![item], &options).await;
         let done = results.pop().ok_or_else(|| Error::new(ErrorKind::Internal, "INTERNAL", "no outcome".into()))??;
         Ok(convert::put_reply(done))
@@ -112,13 +112,22 @@ impl StoreApi {
         Ok(Box::pin(stream::once(async { Ok(first) }).chain(rest)))
     }
 
-    pub(crate) async fn open(&self, request: &proto::GetRequest) -> Result<crate::node::ObjectReader, Error> {
+    pub(crate) async fn open(&self, request: &proto::GetRequest) -> Result<ObjectReader, Error> {
+        match self.open_or_refer(request, false).await? {
+            Opened::Here(reader) => Ok(reader),
+            Opened::Elsewhere(..) => Err(Error::new(ErrorKind::Internal, "INTERNAL", "referred".into())),
+        }
+    }
+
+    pub(crate) async fn open_or_refer(&self, request: &proto::GetRequest, may_refer: bool) -> Result<Opened, Error> {
         let name = self.name(&request.tenant, &request.key).await?;
         let range = RangeRequest { offset: request.offset, length: request.length };
         if request.version.is_empty() {
-            return self.service.get(&name, range, convert::freshness(request.fresh, request.seen_index)).await;
+            let freshness = convert::freshness(request.fresh, request.seen_index);
+            return self.service.get_or_refer(&name, range, freshness, may_refer).await;
         }
-        self.service.get_version(&name, convert::parse_version(&request.version)?, range).await
+        let version = convert::parse_version(&request.version)?;
+        self.service.get_version(&name, version, range).await.map(Opened::Here)
     }
 }
 
@@ -148,5 +157,6 @@ pub(crate) fn describe(description: &ObjectDescription) -> proto::ObjectDescript
         checksum: description.checksum,
         tier: description.tier.to_owned(),
         version: description.version.to_string(),
+        elsewhere: Vec::new(),
     }
 }

@@ -22,6 +22,14 @@ pub struct ObjectReader {
     source: Source,
 }
 
+/// What a get opens.
+pub(crate) enum Opened {
+    /// The bytes, from here or by way of this node.
+    Here(ObjectReader),
+    /// Other nodes hold it, at these addresses.
+    Elsewhere(Box<ObjectLocation>, Vec<String>),
+}
+
 /// Where the bytes come from.
 enum Source {
     Here(Box<StoreReader>),
@@ -40,6 +48,20 @@ impl NodeService {
         range: RangeRequest,
         freshness: Freshness,
     ) -> Result<ObjectReader, Error> {
+        match self.get_or_refer(name, range, freshness, false).await? {
+            Opened::Here(reader) => Ok(reader),
+            Opened::Elsewhere(..) => Err(error::unexpected("an object here")),
+        }
+    }
+
+    /// As [`NodeService::get`]; if the caller `may` be referred to other nodes, it is where only they hold the object.
+    pub(crate) async fn get_or_refer(
+        &self,
+        name: &ObjectName,
+        range: RangeRequest,
+        freshness: Freshness,
+        may_refer: bool,
+    ) -> Result<Opened, Error> {
         let mut read = read_of(freshness);
         let mut versions = HashSet::new();
         for _ in 0..LOOKUPS {
@@ -58,9 +80,15 @@ impl NodeService {
             };
             versions.insert(location.version);
             let here = location.replicas.iter().any(|copy| copy.replica.node == self.inner.node);
+            if !here && may_refer {
+                let addresses = self.inner.remotes.addresses(&location);
+                if !addresses.is_empty() {
+                    return Ok(Opened::Elsewhere(location, addresses));
+                }
+            }
             if !here {
                 match self.open_elsewhere(name, &location, range).await? {
-                    Some(stream) => return Ok(ObjectReader::elsewhere(*location, stream, range)),
+                    Some(stream) => return Ok(Opened::Here(ObjectReader::elsewhere(*location, stream, range))),
                     // The location may be old; if it is not, its nodes do not serve now.
                     None if read == Read::Linearizable => return Err(error::unavailable(name)),
                     None => read = Read::Linearizable,
@@ -68,7 +96,7 @@ impl NodeService {
                 continue;
             }
             match self.inner.store.open(name.tenant, &name.key, location.version).await {
-                Ok(Some(reader)) => return ObjectReader::new(*location, reader, range),
+                Ok(Some(reader)) => return ObjectReader::new(*location, reader, range).map(Opened::Here),
                 Ok(None) => read = Read::Linearizable,
                 Err(StoreError::Recovering) => return Err(error::recovering(name)),
                 Err(StoreError::Corrupt { .. }) => return Err(error::not_found(name)),

@@ -36,8 +36,10 @@ use tokio::sync::SetOnce;
 use crate::error::Error;
 
 pub use get::ObjectReader;
+pub(crate) use get::Opened;
 pub(crate) use liveness::SUSPECT_AFTER;
 pub use manage::{NodeInfo, ObjectReport};
+pub(crate) use put::FilledBatch;
 pub use put::{Reservation, Reserve};
 pub use reconcile::Reconciled;
 pub use remote::Remotes;

@@ -28,6 +28,7 @@ pub enum Reserve {
 pub struct Reservation {
     service: NodeService,
     name: ObjectName,
+    length: u64,
     options: PutOptions,
     buffer: ObjectBuffer,
     reserved_at: LogTime,
@@ -40,6 +41,14 @@ struct Filled {
 }
 
 type PutResult = Result<PutDone, Error>;
+
+/// A batch whose values are all in their places, or failed.
+pub(crate) struct FilledBatch {
+    service: NodeService,
+    results: Vec<Option<PutResult>>,
+    /// With their positions.
+    filled: Vec<(usize, Filled)>,
+}
 
 impl NodeService {
     /// Reserves room for an object of `length` bytes. Cancel-safe.
@@ -63,12 +72,19 @@ impl NodeService {
         }
         let reserved_at = self.led_catalog().await?.now();
         let buffer = self.inner.store.reserve(length, name.key.as_bytes().len()).await?;
-        Ok(Reservation { service: self.clone(), name, options, buffer, reserved_at })
+        Ok(Reservation { service: self.clone(), name, length, options, buffer, reserved_at })
     }
 
     /// Puts many small objects of one tenant with one proposal for all that fit it. One outcome per item, in order.
-    pub async fn put_batch(&self, items: Vec<PutItem>, options: &PutOptions) -> Vec<PutResult> {
+    pub async fn put_batch(&self, items: Vec<PutItem<'_>>, options: &PutOptions) -> Vec<PutResult> {
+        self.fill_batch(items, options).await.complete().await
+    }
+
+    /// Reserves room for each item and copies its value there; what is given out needs the values no more. Dropping that
+    /// frees everything.
+    pub(crate) async fn fill_batch(&self, items: Vec<PutItem<'_>>, options: &PutOptions) -> FilledBatch {
         let mut results: Vec<Option<PutResult>> = items.iter().map(|_| None).collect();
+        let service = self.clone();
         if !options.upsert
             && let Some(first) = items.first()
         {
@@ -79,46 +95,32 @@ impl NodeService {
                         *result = Some(Ok(already_exists(log_index)));
                     }
                 }
-                Err(error) => return results.iter().map(|_| Err(error.clone())).collect(),
+                Err(error) => {
+                    results.fill(Some(Err(error)));
+                    return FilledBatch { service, results, filled: Vec::new() };
+                }
             }
         }
-        let mut waiting: Vec<(usize, Filled)> = Vec::new();
-        let mut proposed_bytes = 0;
-        for (position, item) in items.into_iter().enumerate() {
-            if results[position].is_some() {
-                continue;
-            }
-            proposed_bytes += item.name.key.as_bytes().len() + 4 * item.value.length().div_ceil(1 << 20) as usize + 128;
-            match self.fill(item, options).await {
-                Ok(filled) => waiting.push((position, filled)),
-                Err(error) => results[position] = Some(Err(error)),
-            }
-            if waiting.len() == MAX_COMMAND_ITEMS || proposed_bytes >= PROPOSED_BYTES {
-                proposed_bytes = 0;
-                self.finish(&mut results, std::mem::take(&mut waiting)).await;
-            }
+        let mut filled = Vec::with_capacity(items.len());
+        for (position, item) in items.into_iter().enumerate().filter(|&(position, _)| results[position].is_none()) {
+            filled.push((position, self.fill(item, options).await));
         }
-        self.finish(&mut results, waiting).await;
-        let missing = || Err(error::unexpected("one outcome per item"));
-        results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
+        let filled = filled.into_iter().filter_map(|(position, outcome)| match outcome {
+            Ok(filled) => Some((position, filled)),
+            Err(error) => {
+                results[position] = Some(Err(error));
+                None
+            }
+        });
+        let filled = filled.collect();
+        FilledBatch { service, results, filled }
     }
 
-    async fn fill(&self, item: PutItem, options: &PutOptions) -> Result<Filled, Error> {
+    async fn fill(&self, item: PutItem<'_>, options: &PutOptions) -> Result<Filled, Error> {
         let PutItem { name, value, checksum } = item;
         let mut reservation = self.reserve_room(name, value.length(), options.clone()).await?;
         reservation.take(&value)?;
         Ok(Filled { reservation, expected: checksum })
-    }
-
-    /// Finishes puts and enters their outcomes at their positions.
-    async fn finish(&self, results: &mut [Option<PutResult>], waiting: Vec<(usize, Filled)>) {
-        if waiting.is_empty() {
-            return;
-        }
-        let (positions, filled): (Vec<usize>, Vec<Filled>) = waiting.into_iter().unzip();
-        for (position, done) in positions.into_iter().zip(self.seal_and_propose(filled).await) {
-            results[position] = Some(done);
-        }
     }
 
     /// Which of the keys have an object that can be read, so that no bytes need to move. What this node's copy of the catalog
@@ -248,6 +250,27 @@ impl NodeService {
     }
 }
 
+impl FilledBatch {
+    /// Makes the objects visible, with one proposal for all that fit it. One outcome per item, in order.
+    pub(crate) async fn complete(self) -> Vec<PutResult> {
+        let Self { service, mut results, mut filled } = self;
+        while !filled.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, filled): &&(usize, Filled)| {
+                bytes += filled.proposed_bytes();
+                bytes <= PROPOSED_BYTES
+            };
+            let count = filled.iter().take(MAX_COMMAND_ITEMS).take_while(fits).count().max(1);
+            let (positions, proposed): (Vec<usize>, Vec<Filled>) = filled.drain(..count).unzip();
+            for (position, done) in positions.into_iter().zip(service.seal_and_propose(proposed).await) {
+                results[position] = Some(done);
+            }
+        }
+        let missing = || Err(error::unexpected("one outcome per item"));
+        results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
+    }
+}
+
 fn already_exists(log_index: LogIndex) -> PutDone {
     PutDone { outcome: PutOutcome::AlreadyExists, log_index, checksum: 0 }
 }
@@ -265,7 +288,7 @@ impl Reservation {
     ///
     /// # Errors
     /// `LENGTH_MISMATCH` if there is more than was announced; `BAD_RANGE` if it leaves the lent memory.
-    pub fn take(&mut self, value: &Value) -> Result<(), Error> {
+    pub fn take(&mut self, value: &Value<'_>) -> Result<(), Error> {
         match value {
             Value::Bytes(bytes) => self.write(bytes),
             Value::Lent { memory, offset, length } => self.buffer.fill(*length, |at, run| {
@@ -297,9 +320,15 @@ impl Reservation {
 }
 
 impl Filled {
+    /// About how many bytes of a proposal it takes: its key, and a checksum a slice.
+    fn proposed_bytes(&self) -> usize {
+        let Reservation { name, length, .. } = &self.reservation;
+        name.key.as_bytes().len() + 4 * length.div_ceil(1 << 20) as usize + 128
+    }
+
     /// Ends all change to the bytes, makes them as durable as was asked for, and says what to propose.
     async fn seal(self) -> Result<(Sealed, CompleteItem), Error> {
-        let Self { reservation: Reservation { service, name, options, buffer, reserved_at }, expected } = self;
+        let Self { reservation: Reservation { service, name, options, buffer, reserved_at, .. }, expected } = self;
         let (version, replica) = service.next_ids();
         let ObjectName { tenant, key } = name;
         let name = ReplicaName { tenant, key: key.clone(), version, replica };

@@ -51,6 +51,12 @@ impl Remotes {
         self.resting.lock().insert(node, Instant::now() + REST);
     }
 
+    /// Where the nodes are that have it and that answer, as far as this one knows.
+    pub(super) fn addresses(&self, location: &ObjectLocation) -> Vec<String> {
+        let nodes = location.replicas.iter().map(|copy| copy.replica.node);
+        nodes.filter(|&node| !self.rests(node)).filter_map(|node| self.book.address(node)).collect()
+    }
+
     fn client(&self, node: NodeId, tenant: TenantId, tenant_name: &str) -> Option<Client> {
         let address = self.book.address(node)?;
         let mut clients = self.clients.lock();

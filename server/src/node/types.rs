@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use tidepool_metadata::{DataType, LogIndex, ObjectKey, TenantId, VersionId};
 use tidepool_transfer::Memory;
 
@@ -34,20 +33,20 @@ pub struct PutOptions {
 
 /// One object of a batch put.
 #[derive(Clone, Debug)]
-pub struct PutItem {
+pub struct PutItem<'a> {
     /// The object's name.
     pub name: ObjectName,
     /// Its bytes.
-    pub value: Value,
+    pub value: Value<'a>,
     /// CRC-32 of the value as the caller knows it.
     pub checksum: Option<u32>,
 }
 
 /// The bytes of a put: here, or in memory that their owner has lent and may be changing.
 #[derive(Clone, Debug)]
-pub enum Value {
+pub enum Value<'a> {
     /// Here.
-    Bytes(Bytes),
+    Bytes(&'a [u8]),
     /// `length` bytes at `offset` of memory of another process.
     Lent {
         /// Mapped here.
@@ -59,7 +58,7 @@ pub enum Value {
     },
 }
 
-impl Value {
+impl Value<'_> {
     /// Bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
