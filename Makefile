@@ -13,7 +13,7 @@ DRILL ?=
 DURATION ?= 60s
 SEED ?= 1
 
-.PHONY: help setup demo test test-python test-rdma wheel bench drills large lint verify fix docs
+.PHONY: help setup demo test test-python test-rdma wheel bench bench-reference drills large lint verify fix docs
 
 help: ## What there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -50,6 +50,9 @@ drills: setup ## Failover drills on real processes, the history checked. DRILL=n
 	@[ "$$(id -u)" -ne 0 ] || scripts/setup ip nft mkfs.ext4 fsfreeze
 	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress
 	"$(TARGET)/release/tidepool-stress" drill $(DRILL) --duration $(DURATION) --seed $(SEED)
+
+bench-reference: setup ## The Python modules beside Mooncake's own wheel from PyPI, in one run.
+	$(ROCKSDB) && scripts/bench-reference
 
 large: setup ## Values of 2 to 5 GiB through a node, every byte compared.
 	$(ROCKSDB) && cargo build --locked --release -p tidepool-server

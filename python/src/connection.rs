@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 use pyo3::BoundObject;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use tidepool_client::{BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object};
+use tidepool_client::{BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, apart};
 
 use crate::address::Registry;
 use crate::buffer::{self, Lent, new_bytes};
@@ -68,9 +68,9 @@ where
 
 #[pymethods]
 impl Connection {
-    /// Connects. `settings` may have: deadline, connect_timeout, connections, retries, local_reads.
+    /// Connects. `settings` may have: deadline, connect_timeout, connections, retries, local_reads, same_host.
     #[staticmethod]
-    #[pyo3(signature = (awaits, endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads))]
+    #[pyo3(signature = (awaits, endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads, same_host))]
     #[expect(clippy::too_many_arguments, reason = "the Python side names them")]
     fn connect<'py>(
         py: Python<'py>,
@@ -83,6 +83,7 @@ impl Connection {
         connections: usize,
         retries: u32,
         local_reads: bool,
+        same_host: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let settings = ClientSettings {
             deadline: seconds("deadline", deadline)?,
@@ -90,6 +91,7 @@ impl Connection {
             connections,
             retries,
             local_reads,
+            same_host,
             ..ClientSettings::default()
         };
         let mut builder = Client::builder().tenant(tenant).settings(settings);
@@ -211,8 +213,8 @@ impl Connection {
         let targets = buffers.iter().map(Lent::write).collect::<PyResult<Vec<_>>>()?;
         let got = async move {
             let reads = keys.into_iter().zip(targets).map(|(key, mut target)| {
-                let client = &client;
-                async move { read_into(client, &key.0, &mut target, None, fresh).await }
+                let client = client.clone();
+                apart(async move { read_into(&client, &key.0, &mut target, None, fresh).await })
             });
             futures::stream::iter(reads).buffered(READS).collect::<Vec<_>>().await
         };

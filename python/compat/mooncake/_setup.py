@@ -119,10 +119,11 @@ def _connect(endpoint: str, tenant: str) -> Tuple[int, Optional[Connection]]:
                 with open(token_file, encoding="ascii") as file:
                     token = file.read()
             # One quick look first, then the connection that stays, whose calls have the whole deadline.
-            probe = Connection.connect(False, [endpoint], token, tenant, _ONE_ATTEMPT_SECONDS * 5, 2.0, 1, 0, False)
+            probe = Connection.connect(False, [endpoint], token, tenant, _ONE_ATTEMPT_SECONDS * 5, 2.0, 1, 0, False, False)
             probe.exists(False, ["tidepool/setup"], None, False)
             probe.close()
-            return _codes.OK, Connection.connect(False, [endpoint], token, tenant, deadline, 2.0, 4, 5, True)
+            same_host = os.environ.get("TIDEPOOL_SAME_HOST", "1").strip() != "0"
+            return _codes.OK, Connection.connect(False, [endpoint], token, tenant, deadline, 2.0, 4, 5, True, same_host)
         except (tidepool.UnavailableError, tidepool.DeadlineError) as error:
             log.warning("master %s, attempt %d of %d: %s", endpoint, attempt + 1, attempts, error)
             if attempt + 1 < attempts:

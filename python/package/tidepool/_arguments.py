@@ -18,6 +18,7 @@ def connection(
     connections: int,
     retries: int,
     local_reads: bool,
+    same_host: bool,
 ) -> tuple:
     """The arguments of ``Connection.connect``."""
     if endpoint is None:
@@ -30,7 +31,7 @@ def connection(
                 token = file.read()
     elif token_file:
         raise InvalidError("give a token or a token file, not both", "BAD_ARGUMENT", field="token_file")
-    return endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads
+    return endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads, same_host
 
 
 def put_options(durability: str, data_type: int, group: str, upsert: bool, pin: bool) -> Tuple[bool, int, str, bool, bool]:

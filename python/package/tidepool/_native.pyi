@@ -30,6 +30,7 @@ class Connection:
         connections: int,
         retries: int,
         local_reads: bool,
+        same_host: bool,
     ) -> Any: ...
     def close(self) -> None: ...
     @property

@@ -35,10 +35,20 @@ class AsyncStore:
         connections: int = 4,
         retries: int = 5,
         local_reads: bool = True,
+        same_host: bool = True,
     ) -> "AsyncStore":
         """Connects to a node, and has reached it when this returns."""
         arguments = _arguments.connection(
-            endpoint, token, token_file, tenant, deadline, connect_timeout, connections, retries, local_reads
+            endpoint,
+            token,
+            token_file,
+            tenant,
+            deadline,
+            connect_timeout,
+            connections,
+            retries,
+            local_reads,
+            same_host,
         )
         return cls(await Connection.connect(True, *arguments))
 

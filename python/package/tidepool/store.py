@@ -35,6 +35,7 @@ class Store:
         connections: int = 4,
         retries: int = 5,
         local_reads: bool = True,
+        same_host: bool = True,
     ) -> "Store":
         """Connects to a node, and has reached it when this returns.
 
@@ -47,14 +48,24 @@ class Store:
             connect_timeout: seconds that one attempt to connect may take.
             connections: how many are kept to the server.
             retries: how often a call is repeated where that can help.
-            local_reads: read objects in the DRAM of a ``unix:`` node without a call. They may be up to 5 s behind removals
-                by others; ``fresh=True`` avoids that.
+            local_reads: read objects in the DRAM of a node on this host without a call. They may be up to 5 s behind
+                removals by others; ``fresh=True`` avoids that.
+            same_host: use shared memory and unix sockets with a node on this host; else TCP, as with any other.
 
         Raises:
             UnavailableError: nothing answers there. InvalidError: a setting is out of bounds. DeniedError: wrong token.
         """
         arguments = _arguments.connection(
-            endpoint, token, token_file, tenant, deadline, connect_timeout, connections, retries, local_reads
+            endpoint,
+            token,
+            token_file,
+            tenant,
+            deadline,
+            connect_timeout,
+            connections,
+            retries,
+            local_reads,
+            same_host,
         )
         return cls(Connection.connect(False, *arguments))
 
