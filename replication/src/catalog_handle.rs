@@ -156,6 +156,11 @@ impl CatalogHandle {
     /// # Errors
     /// [`CatalogError`]; after those that are [`CatalogError::is_unproposed`] nothing was logged.
     pub async fn propose(&self, command: Command) -> Result<(LogIndex, Outcome), CatalogError> {
+        if command.is_growth()
+            && let Some(free_bytes) = self.consensus.disk_shortage()
+        {
+            return Err(CatalogError::DiskFull { free_bytes });
+        }
         let items = item_count(&command);
         let mut bytes = Vec::new();
         command.encode(&mut bytes);

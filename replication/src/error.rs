@@ -11,6 +11,8 @@ use crate::consensus::{ClusterEpoch, ClusterId};
 
 /// When to ask again if the group has too much to do: some synced writes of a busy disk.
 const RETRY_AFTER_OVERLOAD: Duration = Duration::from_millis(50);
+/// When to ask again if the disk is full: somebody has to make room.
+const RETRY_AFTER_FULL: Duration = Duration::from_secs(1);
 /// When to ask again if there is no leader: about an election.
 const RETRY_AFTER_ELECTION: Duration = Duration::from_millis(100);
 
@@ -27,6 +29,12 @@ pub enum CatalogError {
         commands: usize,
         /// Their bytes.
         bytes: usize,
+    },
+    /// The catalog's disk has no room for it to grow; nothing was logged.
+    #[error("the disk of the catalog is full, {free_bytes} bytes are left: remove objects, or make room on it")]
+    DiskFull {
+        /// What is free.
+        free_bytes: u64,
     },
     /// Another voter leads, or none does; nothing was logged.
     #[error("this voter does not lead; leader: {leader:?}")]
@@ -99,7 +107,7 @@ impl CatalogError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Overloaded { .. } => ErrorKind::Exhausted,
+            Self::Overloaded { .. } | Self::DiskFull { .. } => ErrorKind::Exhausted,
             Self::Starting
             | Self::NotLeader { .. }
             | Self::ShuttingDown
@@ -121,6 +129,7 @@ impl CatalogError {
         match self {
             Self::Starting => "STARTING",
             Self::Overloaded { .. } => "OVERLOADED",
+            Self::DiskFull { .. } => "CATALOG_DISK_FULL",
             Self::NotLeader { .. } => "NO_LEADER",
             Self::TooLarge { .. } => "COMMAND_TOO_LARGE",
             Self::ShuttingDown => "SHUTTING_DOWN",
@@ -141,6 +150,7 @@ impl CatalogError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Overloaded { .. } => Some(RETRY_AFTER_OVERLOAD),
+            Self::DiskFull { .. } => Some(RETRY_AFTER_FULL),
             Self::Starting
             | Self::NotLeader { .. }
             | Self::Lagging { .. }
@@ -156,6 +166,7 @@ impl CatalogError {
         match self {
             Self::Starting
             | Self::Overloaded { .. }
+            | Self::DiskFull { .. }
             | Self::NotLeader { .. }
             | Self::TooLarge { .. }
             | Self::Malformed(_)

@@ -119,6 +119,32 @@ pub enum Command {
     SetSetting(Setting),
 }
 
+impl Command {
+    /// Whether the catalog is larger afterwards, by objects, copies or tenants, than what it can be without: on a disk that
+    /// is nearly full such commands are refused and all others are taken.
+    #[must_use]
+    pub fn is_growth(&self) -> bool {
+        match self {
+            Self::Complete(_) | Self::AddReplicas(_) | Self::Adopt(_) | Self::CreateTenant { .. } => true,
+            Self::RegisterNode(_)
+            | Self::SetNodeState { .. }
+            | Self::Abandon(_)
+            | Self::EndAnnouncement { .. }
+            | Self::Forget { .. }
+            | Self::Remove(_)
+            | Self::Pin(_)
+            | Self::Unpin(_)
+            | Self::DropTenant { .. }
+            | Self::SetQuota { .. }
+            | Self::Freed { .. }
+            | Self::OpenSession { .. }
+            | Self::AcknowledgeSession { .. }
+            | Self::ExpireSessions
+            | Self::SetSetting(_) => false,
+        }
+    }
+}
+
 /// What a node says of itself when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRegistration {

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tidepool_metadata::LogIndex;
 use tokio::sync::watch;
 
+use super::ballast::Ballast;
 use super::calls::Calls;
 use super::config::{GroupConfig, GroupLimits};
 use super::driver::{Driver, Threads};
@@ -68,6 +69,7 @@ impl Group {
         }
         let path = &config.folder;
         std::fs::create_dir_all(path).map_err(|source| GroupError::Folder { path: path.clone(), source })?;
+        let ballast = Ballast::open(path).map_err(|source| GroupError::Folder { path: path.clone(), source })?;
         snapshot::tidy(path)?;
         let lost_page_cache = boot::lost_page_cache(path)?;
         if lost_page_cache {
@@ -97,7 +99,7 @@ impl Group {
         let image = Arc::new(Mutex::new(Some(image)));
         let offers = Arc::new(Offers::new(path, Arc::clone(&image)));
         let (log_database, start) = (log.database(), state.position);
-        let shared = Arc::new(Shared::new(config, limits, state));
+        let shared = Arc::new(Shared::new(config, limits, ballast, state));
         let dirty = Arc::new(Dirty::default());
         let (sender, receiver) = mpsc::sync_channel(APPLY_TURNS);
         let fetcher = Fetcher::new(Arc::clone(&calls));

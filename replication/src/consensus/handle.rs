@@ -113,6 +113,13 @@ impl<S: StateMachine> Consensus<S> {
         })
     }
 
+    /// Bytes that are free on the disk of log and image, if they are too few for the state to grow: commands that make it
+    /// grow should not be proposed.
+    #[must_use]
+    pub fn disk_shortage(&self) -> Option<u64> {
+        self.shared.ballast.shortage()
+    }
+
     /// Answers `question` from the state, on the caller's thread, under the read lock: keep it short. A question may be put
     /// twice, if leadership ended meanwhile. Cancel-safe.
     ///

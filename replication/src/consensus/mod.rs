@@ -22,6 +22,7 @@
 //! a [`Transport`]. A simulation runs several under one seed instead: see `docs/src/consensus.md`.
 
 mod apply;
+mod ballast;
 mod boot;
 mod calls;
 mod clock;

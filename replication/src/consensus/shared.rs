@@ -9,6 +9,7 @@ use tidepool_metadata::{LogIndex, LogTime, NodeId, Term};
 use tokio::sync::watch;
 
 use super::ClusterId;
+use super::ballast::Ballast;
 use super::clock::{self, LogClock};
 use super::config::{GroupConfig, GroupLimits};
 use super::core::{Peer, View};
@@ -92,6 +93,8 @@ pub struct GroupStatus {
     pub applied_commands: u64,
     /// Commands that wait to be logged.
     pub waiting: usize,
+    /// Bytes that are free on the catalog's disk, if they are too few for it to grow.
+    pub disk_shortage: Option<u64>,
     /// Why the group serves nothing any more.
     pub failure: Option<Arc<GroupError>>,
 }
@@ -109,6 +112,7 @@ pub(super) struct Applied<S> {
 pub(super) struct Shared<S: StateMachine> {
     pub(super) config: GroupConfig,
     pub(super) limits: GroupLimits,
+    pub(super) ballast: Ballast,
     pub(super) inbox: Inbox<S::Outcome>,
     /// Written by the apply thread, and by the image thread to take changes; read by callers.
     pub(super) state: RwLock<Applied<S>>,
@@ -139,7 +143,7 @@ pub(super) struct Shared<S: StateMachine> {
 }
 
 impl<S: StateMachine> Shared<S> {
-    pub(super) fn new(config: GroupConfig, limits: GroupLimits, state: Applied<S>) -> Self {
+    pub(super) fn new(config: GroupConfig, limits: GroupLimits, ballast: Ballast, state: Applied<S>) -> Self {
         let index = state.position.index;
         let clock = LogClock::new();
         clock.at_least(state.time);
@@ -164,6 +168,7 @@ impl<S: StateMachine> Shared<S> {
             state: RwLock::new(state),
             config,
             limits,
+            ballast,
         }
     }
 
@@ -272,6 +277,7 @@ impl<S: StateMachine> Shared<S> {
             applied_commands: self.applied_commands.load(Ordering::Acquire),
             image_lag_bytes: self.applied_bytes.load(Ordering::Acquire).saturating_sub(flushed_bytes),
             waiting: self.inbox.waiting(),
+            disk_shortage: self.ballast.shortage(),
             failure: self.failure.get().cloned(),
         }
     }

@@ -73,6 +73,7 @@ fn report(status: &GroupStatus) -> RaftReport {
         log_first: status.log_first.0,
         log_last: status.log_last.0,
         image: status.image.0,
+        disk_shortage: status.disk_shortage,
         failure: status.failure.as_ref().map(ToString::to_string),
         members,
     }

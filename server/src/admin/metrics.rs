@@ -63,11 +63,13 @@ impl Metrics {
         let info = self.service.info().await?;
         let memory = resident_bytes();
         let status = self.service.catalog().await?.status();
+        let is_short = u64::from(status.disk_shortage.is_some());
         for (name, help, value) in [
             ("tidepool_catalog_objects", "Objects that the catalog knows", info.objects),
             ("tidepool_catalog_applied_index", "Log index of the last entry applied", info.applied.0),
             ("tidepool_catalog_applied_bytes", "Bytes of the entries applied since the start", status.applied_bytes),
             ("tidepool_catalog_applied_commands", "Commands applied since the start", status.applied_commands),
+            ("tidepool_catalog_disk_is_short", "Whether the catalog's disk is too full for puts", is_short),
             ("tidepool_misses", "Reads that found nothing on this node", self.service.store().misses()),
             ("tidepool_ready", "Whether the node knows all that it has", u64::from(info.phase == "serving")),
             ("tidepool_process_resident_bytes", "Resident memory of the process, the segment included", memory),

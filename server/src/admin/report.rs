@@ -160,6 +160,9 @@ pub struct RaftReport {
     pub log_last: u64,
     /// The image on disk has all entries up to here.
     pub image: u64,
+    /// Bytes that are free on the catalog's disk, if they are too few for it to grow: puts are refused.
+    #[serde(default)]
+    pub disk_shortage: Option<u64>,
     /// Why the group serves nothing any more.
     pub failure: Option<String>,
     /// Voters, then learners.

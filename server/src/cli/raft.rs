@@ -127,6 +127,9 @@ fn raft_table(report: &RaftReport) -> String {
     head.row(["log".into(), format!("{} to {}", report.log_first, report.log_last)]);
     head.row(["committed, applied".into(), format!("{}, {}", report.commit, report.applied)]);
     head.row(["image on disk".into(), report.image.to_string()]);
+    if let Some(free) = report.disk_shortage {
+        head.row(["disk".into(), format!("full: {} left; puts are refused", size(free))]);
+    }
     if let Some(failure) = &report.failure {
         head.row(["failure".into(), failure.clone()]);
     }

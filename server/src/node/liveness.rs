@@ -2,14 +2,15 @@
 //!
 //! Every node is a member of the catalog's group, so its answers to the leader's heartbeats are its own heartbeats. A node
 //! that was silent for 5 s is absent: its copies are not counted as readable, and a put of their keys makes new versions. A
-//! node that is heard again is up. A new leader judges nobody before it has listened for as long.
+//! node that is heard again is up. A new leader judges nobody before it has listened for as long. A leader whose catalog's
+//! disk is nearly full hands over to another voter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidepool_metadata::NodeId;
 use tidepool_metadata::catalog::{Answer, Command, NodeStat, NodeState, Query};
-use tidepool_replication::{CatalogHandle, GroupStatus, Read, Role};
+use tidepool_replication::{CatalogHandle, GroupStatus, MemberChange, Read, Role};
 use tokio::time::Instant;
 
 /// How often nodes are looked at.
@@ -19,10 +20,32 @@ pub(crate) const SUSPECT_AFTER: Duration = Duration::from_millis(1500);
 /// After how long it is absent.
 const ABSENT_AFTER: Duration = Duration::from_secs(5);
 
+/// How long a member whose disk is full waits before it gives leadership away again, if it came back.
+const HAND_OVER_AGAIN: Duration = Duration::from_secs(30);
+/// How long handing over may take.
+const HAND_OVER: Duration = Duration::from_secs(1);
+
+/// Hands leadership over, if this node has it and there is another voter, so that the others need no election. Bounded by a
+/// second.
+pub(super) async fn hand_over(catalog: &CatalogHandle) {
+    let status = catalog.status();
+    let others = status.peers.iter().filter(|(node, ..)| status.voters.contains(node));
+    let Some(&(successor, ..)) = others.max_by_key(|(_, _, matched)| *matched) else { return };
+    if status.role == Role::Leader {
+        let handed = catalog.change_members(MemberChange::Transfer(successor));
+        match tokio::time::timeout(HAND_OVER, handed).await {
+            Ok(Ok(())) => tracing::info!(%successor, "leadership is handed over"),
+            Ok(Err(error)) => tracing::warn!(%error, "leadership could not be handed over"),
+            Err(_) => tracing::warn!("leadership could not be handed over in time"),
+        }
+    }
+}
+
 /// Runs until the catalog stops.
 pub(super) async fn watch(catalog: CatalogHandle) {
     let mut period = tokio::time::interval(PERIOD);
     let mut leading: Option<(u64, Instant)> = None;
+    let mut handed_over: Option<Instant> = None;
     loop {
         period.tick().await;
         let status = catalog.status();
@@ -32,6 +55,11 @@ pub(super) async fn watch(catalog: CatalogHandle) {
         if status.role != Role::Leader {
             leading = None;
             continue;
+        }
+        if status.disk_shortage.is_some() && handed_over.is_none_or(|at| at.elapsed() > HAND_OVER_AGAIN) {
+            // The log of a leader grows with everybody's commands.
+            handed_over = Some(Instant::now());
+            hand_over(&catalog).await;
         }
         let since = match leading {
             Some((term, since)) if term == status.term.0 => since,

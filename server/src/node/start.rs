@@ -15,7 +15,7 @@ use tidepool_metadata::catalog::{
 };
 use tidepool_metadata::{ErrorKind, NodeId, TierKind};
 use tidepool_replication::{
-    CatalogError, CatalogHandle, ClusterEpoch, ClusterId, Forgotten, Formation, Group, GroupConfig, MemberChange, Role,
+    CatalogError, CatalogHandle, ClusterEpoch, ClusterId, Forgotten, Formation, Group, GroupConfig,
     Transport,
 };
 use tidepool_tiers::memory::{MemoryConfig, MemoryTier, RecoveredSlices};
@@ -163,17 +163,8 @@ impl Node {
 
     /// Hands leadership over, if this node has it, so that the others need no election. Bounded by a second.
     pub async fn step_down(&self) {
-        let Some(catalog) = self.service.opened_catalog() else { return };
-        let status = catalog.status();
-        let others = status.peers.iter().filter(|(node, ..)| status.voters.contains(node));
-        let Some(&(successor, ..)) = others.max_by_key(|(_, _, matched)| *matched) else { return };
-        if status.role == Role::Leader {
-            let handed = catalog.change_members(MemberChange::Transfer(successor));
-            match tokio::time::timeout(Duration::from_secs(1), handed).await {
-                Ok(Ok(())) => tracing::info!(%successor, "leadership is handed over"),
-                Ok(Err(error)) => tracing::warn!(%error, "leadership could not be handed over"),
-                Err(_) => tracing::warn!("leadership could not be handed over in time"),
-            }
+        if let Some(catalog) = self.service.opened_catalog() {
+            liveness::hand_over(catalog).await;
         }
     }
 

@@ -1,7 +1,12 @@
 //! Starting and failing to start: errors say what is in the way and what to do, before any address is published.
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
 use crate::common::{TestServer, refusal};
+use prost::Message as _;
 use tidepool_client::{PutOptions, RemoveOutcome};
+use tidepool_metadata::proto;
 
 fn settings(server: &TestServer, more: &[String]) -> Vec<String> {
     let dram = server.config.dram.folder.as_ref().unwrap().display();
@@ -84,6 +89,10 @@ async fn admin_answers_what_operators_ask() {
     assert!(status == 200 && recovery.contains("hot_keys") && recovery.contains("disk"), "{recovery}");
     let (status, metrics) = server.admin("/metrics").await;
     assert!(status == 200 && metrics.contains("tidepool_tier_used_bytes{tier=\"dram\"}"), "{metrics}");
+    // What tells a leak from memory that the allocator keeps; the heap is the program's own, and this is a test's.
+    let resident = metrics.lines().find_map(|line| line.strip_prefix("tidepool_process_resident_bytes "));
+    assert!(resident.unwrap().parse::<u64>().unwrap() > 1 << 20);
+    assert!(metrics.contains("\ntidepool_heap_allocated_bytes "), "{metrics}");
     let (status, page) = server.admin("/").await;
     assert!(status == 200 && page.contains("<title>Tidepool"), "{page}");
     assert_eq!(server.admin("/readyz").await.0, 200);
@@ -138,4 +147,105 @@ async fn a_lost_catalog_is_refused_and_rebuilt_from_the_tiers() {
     server.reconciled().await;
     assert!(server.client().get("new").await.unwrap().is_some());
     assert!(server.client().get("k/69").await.unwrap().is_some());
+}
+
+/// A small disk of this test's own.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// `None`, said on standard error, where this user may not mount.
+    fn mount() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments = ["-t", "tmpfs", "-o", "size=256m", "tidepool-test"];
+        let mounted = Command::new("mount").args(arguments).arg(folder.path()).status();
+        if !mounted.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: needs root");
+            return None;
+        }
+        Some(Self(folder))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Leaves so many bytes free.
+    fn leave(&self, free: u64) {
+        let disk = rustix::fs::statvfs(self.path()).unwrap();
+        let filler = std::fs::OpenOptions::new().create(true).append(true).open(self.filler()).unwrap();
+        let (length, bytes) = (filler.metadata().unwrap().len(), disk.f_bavail * disk.f_frsize - free);
+        rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), length, bytes).unwrap();
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.path().join("filler")
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _gone = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}
+
+/// Why a put is refused; `None` if it is not.
+async fn put_refusal(server: &TestServer, key: String) -> Option<String> {
+    let request = proto::PutRequest { key: key.into(), value: vec![1; 1000].into(), ..Default::default() };
+    let status = server.raw().await.put(request).await.err()?;
+    Some(proto::ErrorDetail::decode(status.details()).unwrap().reason)
+}
+
+/// Puts until one ends like that: the disk is looked at ten times a second at most.
+async fn until_puts_end(server: &TestServer, name: &str, expected: Option<&str>) {
+    let waiting = async {
+        for n in 0_u64.. {
+            if put_refusal(server, format!("{name}/{n}")).await.as_deref() == expected {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(10), waiting).await.expect("puts end like that");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_a_full_disk_puts_are_refused_and_objects_can_be_read_and_removed_also_after_a_restart() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let data = disk.path().join("data");
+    let ballast = data.join("catalog/ballast");
+    let server = TestServer::with(&["nvme.enabled=false", &format!("data='{}'", data.display())]).await;
+    let client = server.client();
+    for n in 0..4 {
+        client.put(format!("k/{n}"), vec![n; 1000].into(), &PutOptions::default()).await.unwrap();
+    }
+    assert_eq!(ballast.metadata().unwrap().len(), 8 << 20);
+    disk.leave(5 << 20);
+    until_puts_end(&server, "full", Some("CATALOG_DISK_FULL")).await;
+    assert!(ballast.exists(), "what is left is not touched by refusing");
+    assert!(client.get("k/0").await.unwrap().unwrap().value == vec![0; 1000]);
+    assert_eq!(client.remove("k/0", false).await.unwrap(), RemoveOutcome::Removed);
+    let (_, report) = server.admin("/v1/raft").await;
+    assert!(report.contains("\"disk_shortage\":"), "{report}");
+    // Somebody else takes the rest.
+    disk.leave(1 << 20);
+    until_puts_end(&server, "fuller", Some("CATALOG_DISK_FULL")).await;
+    while ballast.exists() {
+        until_puts_end(&server, "fuller", Some("CATALOG_DISK_FULL")).await;
+    }
+    assert_eq!(client.remove("k/1", false).await.unwrap(), RemoveOutcome::Removed);
+    assert_eq!(server.tier("dram", "reserved").await, 0);
+
+    let (stopped, _) = server.stop().await;
+    // What the end of the last life gave back is taken too.
+    disk.leave(6 << 20);
+    let server = stopped.start().await;
+    let client = server.client();
+    assert!(client.get("k/1").await.unwrap().is_none());
+    assert!(client.get("k/2").await.unwrap().unwrap().value == vec![2; 1000]);
+    assert_eq!(put_refusal(&server, "restarted".into()).await.as_deref(), Some("CATALOG_DISK_FULL"));
+    assert_eq!(client.remove("k/2", false).await.unwrap(), RemoveOutcome::Removed);
+    std::fs::remove_file(disk.filler()).unwrap();
+    until_puts_end(&server, "room", None).await;
+    assert!(ballast.exists());
+    server.stop().await;
 }
