@@ -15,8 +15,7 @@ use tidepool_metadata::catalog::{
 };
 use tidepool_metadata::{ErrorKind, NodeId, TierKind};
 use tidepool_replication::{
-    CatalogError, CatalogHandle, ClusterEpoch, ClusterId, Forgotten, Formation, Group, GroupConfig,
-    Transport,
+    CatalogError, CatalogHandle, ClusterEpoch, ClusterId, Forgotten, Formation, Group, GroupConfig, Transport,
 };
 use tidepool_tiers::memory::{MemoryConfig, MemoryTier, RecoveredSlices};
 use tidepool_tiers::nvme::{NvmeConfig, NvmeTier, WritePolicy};
