@@ -11,7 +11,8 @@ use super::NvmeError;
 use super::flush::Inbox;
 use super::folder::Folder;
 use super::format::REGIONS_START;
-use super::region::{Location, Regions};
+use super::location::Location;
+use super::region::Regions;
 use crate::io::{Allocation, BufferPool, IoEngine};
 
 /// So many reads in a row that fail with an I/O error, none good between them, say that the disk is broken.

@@ -17,7 +17,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::NvmeError;
 use super::core::Core;
 use super::format::{ALIGNED_PAYLOAD_BYTES, Epoch, RecordHead, payload_offset};
-use super::region::{Location, RegionHold};
+use super::location::Location;
+use super::region::RegionHold;
 use crate::io::{Block, Completion, IoMemory, IoRequest, Landing, Operation, PAGE_BYTES};
 
 /// Which slice a reader expects at a location.

@@ -17,9 +17,10 @@ use tokio::sync::oneshot;
 use super::core::Core;
 use super::flush::{Event, WriteRequest};
 use super::format::RecordHead;
+use super::location::Location;
 use super::open_region::SliceSource;
 use super::recover::{payload_of, read_records, read_tombstones};
-use super::region::{Location, SealedRegion};
+use super::region::SealedRegion;
 use super::{NvmeError, NvmeTier};
 use crate::io::{Block, BoxFuture, Completion, IoMemory, IoRequest, Operation};
 

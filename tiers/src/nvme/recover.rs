@@ -20,7 +20,8 @@ use super::format::{
     Epoch, Footer, RECORD_ALIGN, RecordHead, RegionHeader, TOMBSTONE_BYTES, TRAILER_BYTES, Tombstone, Trailer,
     decode_entries, footer_pages_start, payload_offset,
 };
-use super::region::{Location, SealedRegion};
+use super::location::Location;
+use super::region::SealedRegion;
 use crate::io::{Block, Completion, IoEngine, IoMemory, IoRequest, Operation, PAGE_BYTES};
 
 /// Batches that may wait for the consumer of a scan.

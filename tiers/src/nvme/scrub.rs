@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use tidepool_metadata::SliceHeader;
 
 use super::format::decode_entries;
+use super::location::Location;
 use super::reclaim::read_region;
 use super::recover::{read_records, walk_bytes};
-use super::region::Location;
 use super::{NvmeError, NvmeTier};
 
 /// What one step of a scrub found.

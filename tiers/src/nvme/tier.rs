@@ -15,11 +15,12 @@ use super::error::NvmeError;
 use super::flush::{Event, Flusher, Inbox, RESERVED_REGIONS, WriteRequest};
 use super::folder::{Folder, FolderLock};
 use super::format::{REGIONS_START, Superblock, SuperblockFault, max_slice_bytes};
+use super::location::Location;
 use super::open_region::SliceSource;
 use super::read::{Reader, SliceName};
 use super::reclaim::ask;
 use super::recover::{Graves, Recovered, ScanBatch, recover, scan};
-use super::region::{Location, NvmeUsage, Regions};
+use super::region::{NvmeUsage, Regions};
 use crate::io::{Allocation, Block, BoxFuture, BufferPool, EngineKind, IoEngine, Landing, PAGE_BYTES, start_engine};
 
 /// One region is filled while two are on their way to the disk.

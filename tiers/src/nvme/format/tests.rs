@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use tidepool_metadata::ChunkChecksums;
 
+use super::record::RECORD_MAGIC;
 use super::*;
 
 const EPOCH: Epoch = Epoch { sequence: 7, salt: 0x5a17 };
