@@ -5,7 +5,7 @@
 //!
 //! 1. Writes, removals and reads that ask the leader happened one after the other, each at an instant between its call and its
 //!    answer, and each answered what was true then. A write without an answer happened at some instant after its call, or
-//!    never. ([`linearizability`])
+//!    never. (`linearizability`)
 //! 2. A read that need not ask the leader found what some write of its key stored, not replaced or removed more than
 //!    [`STALENESS`] before the read began; and that there is nothing, it says of now.
 //!
