@@ -17,8 +17,8 @@ use crate::types::{BatchGot, BatchObject, GetOptions, Object, PutOptions, PutOut
 const MESSAGE_BYTES: usize = 3 << 20;
 /// Keys in one message.
 const MESSAGE_KEYS: usize = 1000;
-/// Messages under way at a time.
-const IN_FLIGHT: usize = 4;
+/// Messages under way at a time: one is filled while the node works on another.
+const IN_FLIGHT: usize = 2;
 
 impl Client {
     /// Stores many objects; one outcome an item, in order. An item that is refused does not keep the others from

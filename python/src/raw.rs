@@ -14,8 +14,9 @@ use crate::address::{Fault, Registry, Span, copy_in, copy_out};
 use crate::convert::{Key, same_length};
 use crate::failure::{Reason, of_client};
 
-/// Calls of one batch that are under way at a time.
-const CALLS: usize = 8;
+/// Calls of one batch that are under way at a time: one is copied here while the node copies another. More fill caches and
+/// the lent memory, of which each takes a part; measured: 8 cost twice the CPU time.
+const CALLS: usize = 2;
 /// Objects with room for at most this many bytes are asked for together: a message has many of them.
 const SMALL_BYTES: usize = 256 << 10;
 /// Bytes of the values of one message.
