@@ -45,24 +45,23 @@ impl Client {
             return Ok(Some(object));
         }
         let mut message = self.get_message(key, options);
-        let (mut value, got) = self.get_value(&message).await?;
-        let info = match got {
-            Got::Whole(info) => info,
-            Got::Elsewhere(elsewhere) => {
-                let deadline = std::time::Instant::now() + self.settings().deadline;
-                match self.get_there(&elsewhere, &message, &mut value, deadline).await {
-                    Some(info) => Some(info),
-                    None => {
+        loop {
+            let (mut value, got) = self.get_value(&message).await?;
+            let info = match got {
+                Got::Whole(info) => info,
+                Got::Elsewhere(_) if !message.may_refer => return Err(referred_again()),
+                Got::Elsewhere(elsewhere) => {
+                    let deadline = std::time::Instant::now() + self.settings().deadline;
+                    let there = self.get_there(&elsewhere, &message, &mut value, deadline).await;
+                    if there.is_none() {
                         message.may_refer = false;
-                        let got;
-                        (value, got) = self.get_value(&message).await?;
-                        let Got::Whole(info) = got else { return Err(referred_again()) };
-                        info
+                        continue;
                     }
+                    there
                 }
-            }
-        };
-        Ok(info.map(|info| Object { info, value: value.into() }))
+            };
+            return Ok(info.map(|info| Object { info, value: value.into() }));
+        }
     }
 
     async fn get_value(&self, message: &proto::GetRequest) -> Result<(Vec<u8>, Got), Error> {

@@ -32,6 +32,8 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// The engine of one node, as far as it can be had.
 pub(crate) struct Native {
     address: ServerAddress,
+    /// Its segment is not read: what was read there is told to the nodes that the caller named.
+    is_referred: bool,
     link: RwLock<Option<Arc<Link>>>,
     /// Not before this is it looked for again; none: it never was.
     again: Mutex<Option<Instant>>,
@@ -46,7 +48,12 @@ pub(crate) struct Link {
 
 impl Native {
     pub(crate) fn new(address: ServerAddress) -> Self {
-        Self { address, link: RwLock::default(), again: Mutex::default() }
+        Self { address, is_referred: false, link: RwLock::default(), again: Mutex::default() }
+    }
+
+    /// Of a node that another one named.
+    pub(crate) fn referred(address: ServerAddress) -> Self {
+        Self { is_referred: true, ..Self::new(address) }
     }
 
     fn link(&self) -> Option<Arc<Link>> {
@@ -120,7 +127,9 @@ impl Client {
         let Ok(Ok(info)) = asked else { return None };
         let on_this_host = self.settings().same_host && info.boot_id == boot_id() && !info.boot_id.is_empty();
         let folder = (on_this_host && !info.folder.is_empty()).then(|| PathBuf::from(&info.folder));
-        if let Some(folder) = &folder {
+        if let Some(folder) = &folder
+            && !native.is_referred
+        {
             let node = u32::from_str_radix(&info.node, 16).ok().map(NodeId);
             let socket = folder.join("segment.sock");
             self.read_locally(|| LocalReads::new(socket, TenantId(info.tenant_number), node));

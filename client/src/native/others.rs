@@ -44,7 +44,7 @@ impl Others {
         if others.len() >= MOST {
             others.clear();
         }
-        let other = Arc::new(Other { channel, native: Native::new(parsed) });
+        let other = Arc::new(Other { channel, native: Native::referred(parsed) });
         others.insert(address.to_owned(), Arc::clone(&other));
         Ok(other)
     }

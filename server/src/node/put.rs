@@ -102,17 +102,15 @@ impl NodeService {
             }
         }
         let mut filled = Vec::with_capacity(items.len());
-        for (position, item) in items.into_iter().enumerate().filter(|&(position, _)| results[position].is_none()) {
-            filled.push((position, self.fill(item, options).await));
-        }
-        let filled = filled.into_iter().filter_map(|(position, outcome)| match outcome {
-            Ok(filled) => Some((position, filled)),
-            Err(error) => {
-                results[position] = Some(Err(error));
-                None
+        for (position, item) in items.into_iter().enumerate() {
+            if results[position].is_some() {
+                continue;
             }
-        });
-        let filled = filled.collect();
+            match self.fill(item, options).await {
+                Ok(done) => filled.push((position, done)),
+                Err(error) => results[position] = Some(Err(error)),
+            }
+        }
         FilledBatch { service, results, filled }
     }
 
