@@ -102,12 +102,11 @@ impl From<Fault> for Trouble {
 
 /// Reads each item to its ranges.
 pub(crate) async fn read(client: &Client, registry: &Arc<Registry>, items: Vec<Item>) -> Vec<Answer> {
-    let mut items = items;
-    match items.pop() {
-        Some(item) if items.is_empty() => return vec![read_one(client.clone(), Arc::clone(registry), item).await],
-        Some(item) => items.push(item),
-        None => return Vec::new(),
-    }
+    let lone = <[Item; 1]>::try_from(items).map(|[item]| read_one(client.clone(), Arc::clone(registry), item));
+    let items = match lone {
+        Ok(read) => return vec![read.await],
+        Err(items) => items,
+    };
     if items.iter().all(|item| item.length <= SMALL_BYTES) {
         return read_small(client, registry, items).await;
     }
@@ -204,12 +203,18 @@ pub(crate) async fn write(
         let options = PutOptions { group, ..options.clone() };
         runs(set).into_iter().map(move |run| (run, options.clone()))
     });
-    let puts = runs.map(|(run, options)| apart(put_run(client.clone(), Arc::clone(registry), run, options)));
-    let mut done = futures::stream::iter(puts.collect::<Vec<_>>()).buffer_unordered(CALLS);
-    while let Some(run) = done.next().await {
-        for (index, answer) in run {
-            answers[index] = answer;
+    let mut puts: Vec<_> =
+        runs.map(|(run, options)| put_run(client.clone(), Arc::clone(registry), run, options)).collect();
+    let done = match puts.pop() {
+        // A lone one needs no step to another thread.
+        Some(put) if puts.is_empty() => vec![put.await],
+        last => {
+            let puts = puts.into_iter().chain(last).map(apart);
+            futures::stream::iter(puts).buffer_unordered(CALLS).collect().await
         }
+    };
+    for (index, answer) in done.into_iter().flatten() {
+        answers[index] = answer;
     }
     answers
 }

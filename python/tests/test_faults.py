@@ -16,9 +16,15 @@ MIB = 1024 * 1024
 
 def in_process(code, *arguments, timeout=60):
     """Runs `code` in an interpreter of its own; its return code and output."""
-    command = [sys.executable, "-c", code, *arguments]
+    # Where it hangs, if it does.
+    told = f"import faulthandler; faulthandler.dump_traceback_later({timeout * 3 // 4})\n"
+    command = [sys.executable, "-c", told + code, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    try:
+        done = subprocess.run(command, env=environment, timeout=timeout, **pipes)
+    except subprocess.TimeoutExpired as hung:
+        raise AssertionError(f"it hangs; it said: {hung.output!r}") from None
     return done.returncode, done.stdout
 
 
