@@ -4,15 +4,16 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 
+use memory_support::{bytes_of, put};
 use tempfile::TempDir;
-use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, SliceHeader, TenantId, VersionId};
-use tidepool_tiers::memory::{MemoryConfig, MemoryError, MemoryTier, SharedSlice};
+use tidepool_metadata::{Incarnation, NodeId};
+use tidepool_tiers::memory::{MemoryConfig, MemoryError, MemoryTier};
+
+mod memory_support;
 
 const HUGE_PAGE: u64 = 2 << 20;
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
-const NODE: NodeId = NodeId(5);
 
 /// Huge pages of this test's own, and a hugetlbfs of them; both are given back at its end.
 struct HugePages {
@@ -67,32 +68,9 @@ fn config(folder: Option<&Path>, name: &str, capacity_bytes: u64) -> MemoryConfi
         name: name.into(),
         capacity_bytes,
         survive_restart: true,
-        node: NODE,
+        node: NodeId(5),
         incarnation: Incarnation(1),
     }
-}
-
-fn bytes_of(number: u64, length: usize) -> Vec<u8> {
-    (0..length as u64).map(|at| (at.wrapping_mul(number * 2 + 1) >> 3) as u8).collect()
-}
-
-fn put(tier: &Arc<MemoryTier>, number: u64, length: usize) -> Option<SharedSlice> {
-    let mut buffer = tier.reserve(length as u32, 24).ok()?;
-    buffer.append(&bytes_of(number, length));
-    let incarnation = Incarnation(1);
-    Some(buffer.seal(SliceHeader {
-        tenant: TenantId(1),
-        key: ObjectKey::new(format!("key/{number}").as_bytes()).unwrap(),
-        version: VersionId { node: NODE, incarnation, sequence: number },
-        replica: ReplicaId { node: NODE, incarnation, sequence: number },
-        object_length: length as u64,
-        slice_bytes: 4 << 20,
-        slice_index: 0,
-        slice_length: length as u32,
-        checksum: 0,
-        data_type: DataType::General,
-        commit_index: 0,
-    }))
 }
 
 /// One test, since huge pages are the machine's.
