@@ -279,7 +279,9 @@ impl RecordOwner for Nobody {
         false
     }
 
-    fn lost(&self, _: &SliceHeader, _: Location) {}
+    fn lost(&self, _: &SliceHeader, _: Location) -> bool {
+        false
+    }
 }
 
 /// Page-aligned memory that a read lands in, used again and again.

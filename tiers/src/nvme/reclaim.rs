@@ -49,8 +49,9 @@ pub trait RecordOwner: Send + Sync {
     /// the owner no longer wants it; it is released then.
     fn moved(&self, header: &SliceHeader, from: Location, to: Location) -> bool;
 
-    /// A record turned out to be damaged, by reclaim or by a scrub: it is gone, and is not to be released.
-    fn lost(&self, header: &SliceHeader, location: Location);
+    /// A record turned out to be damaged, by reclaim or by a scrub: it is gone, and the owner does not release it. False
+    /// if the owner did not have it there (any more).
+    fn lost(&self, header: &SliceHeader, location: Location) -> bool;
 }
 
 /// What one reclaimed region gave.
@@ -189,7 +190,9 @@ async fn move_records(
         Ok(image) => Arc::new(image),
         Err(error) => {
             tracing::error!(region = victim.region, error = %super::chain(&error), "kept records can't be read");
-            kept.iter().for_each(|(header, location)| owner.lost(header, *location));
+            for (header, location) in &kept {
+                let _had = owner.lost(header, *location);
+            }
             return Ok(());
         }
     };

@@ -18,7 +18,8 @@ pub struct ScrubReport {
     pub records: usize,
     /// Bytes read.
     pub bytes: u64,
-    /// Damaged records; dead ones may be among them. Their owner drops and releases those that it has.
+    /// Damaged records; dead ones may be among them, and those that an earlier round found: their bytes lie there until
+    /// the region is reclaimed. Their owner drops and releases those that it has, and no others.
     pub damaged: Vec<(SliceHeader, Location)>,
     /// A whole round over the tier is done.
     pub round_is_complete: bool,

@@ -262,6 +262,16 @@ impl NvmeTier {
         ask(&self.core, Event::Sync).await
     }
 
+    /// Whether opening found the record released: its bytes may still be readable, and it is counted as free. For places
+    /// that are known from elsewhere, before [`Self::scan`].
+    #[must_use]
+    pub fn is_released(&self, location: Location) -> bool {
+        let Some(hold) = self.core.regions.hold(location) else { return true };
+        let graves = self.graves.lock();
+        let dead = graves.as_ref().and_then(|graves| graves.get(&hold.epoch().sequence));
+        dead.is_some_and(|dead| dead.binary_search(&location.offset).is_ok())
+    }
+
     /// Announces all live records that were there at opening, newest regions first. Call it once; a second call
     /// announces nothing. Reclaim waits for its end.
     #[must_use]

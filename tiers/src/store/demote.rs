@@ -137,12 +137,15 @@ impl Inner {
 
     /// Takes the coldest replica that may leave out of the eviction order and says what is to be done with it.
     fn next_victim(&self, nvme_takes: bool) -> Option<Victim> {
-        let nvme = self.serving_nvme().ok().filter(|_| nvme_takes && self.nvme_writes() != WritePolicy::Never);
+        let serving = self.serving_nvme().ok();
+        let serves = serving.is_some();
+        let nvme = serving.filter(|_| nvme_takes && self.nvme_writes() != WritePolicy::Never);
         let mut tables = self.state.lock();
         let id = tables.resident.evict()?;
         let entry = tables.index.get_mut(id)?;
         let (name, bytes) = (name_of(entry), entry.object_length);
-        let fate = if entry.nvme.is_some() {
+        // A copy on a tier that is out of service is none, unless the put asked for it: then it is the one that counts.
+        let fate = if entry.nvme.is_some() && (serves || entry.durable) {
             entry.dram = None;
             entry.reads = 0;
             self.counters.dropped();
@@ -199,12 +202,13 @@ impl Inner {
             None => Err(unavailable()),
         };
         let mut tables = self.state.lock();
+        let is_attached = self.is_attached(nvme);
         if let Some(entry) = find(&tables).and_then(|id| tables.index.get_mut(id)) {
             entry.activity = Activity::Idle;
-            entry.durable = durable && written.is_ok();
-            entry.nvme = records.and_then(keep);
+            entry.durable = durable && is_attached && written.is_ok();
+            entry.nvme = records.filter(|_| is_attached).and_then(keep);
         }
-        written
+        if is_attached { written } else { Err(unavailable()) }
     }
 }
 
@@ -222,8 +226,9 @@ async fn write(
     nvme: Arc<NvmeTier>,
 ) -> Demoted {
     let written = Inner::write_slices(&nvme, &slices).await;
-    let succeeded = written.is_some();
     let mut tables = inner.state.lock();
+    let written = written.filter(|_| inner.is_attached(&nvme));
+    let succeeded = written.is_some();
     match (tables.index.get_mut(id).filter(|entry| entry.is(name.version, name.replica)), written) {
         (Some(entry), Some(written)) => {
             entry.activity = Activity::Idle;

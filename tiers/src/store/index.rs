@@ -232,6 +232,11 @@ impl Index {
         self.table.iter().filter_map(|&id| Some((id, self.slab.get(id)?)))
     }
 
+    /// All entries, to change, in no order that means anything.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+        self.slab.chunks.iter_mut().flatten().flatten()
+    }
+
     /// One past the highest id ever given.
     pub(crate) fn id_bound(&self) -> EntryId {
         EntryId::try_from(self.slab.chunks.len() * CHUNK_ENTRIES).unwrap_or(EntryId::MAX)

@@ -10,9 +10,13 @@ use super::{Attached, ForgetAnswer, Inner, ReplicaName, TieredStore};
 use crate::StoreError;
 use crate::nvme::{BoxFuture, Location, NvmeTier, RecordOwner, Verdict, WritePolicy};
 
+/// Replicas in one proposal to forget.
+const FORGET_BATCH: usize = 256;
+
 impl TieredStore {
     /// Attaches an NVMe tier and scans it: replicas found there that this node still has, or had when the tier was
-    /// detached, can be read from it again. Answers how many records were taken over.
+    /// detached, can be read from it again; other records are released. What is nowhere any more is forgotten. Answers
+    /// how many records were taken over.
     ///
     /// # Errors
     /// [`StoreError::TierAttached`] if there is one already; the tier's own errors.
@@ -20,10 +24,11 @@ impl TieredStore {
         if self.inner.nvme.read().is_some() {
             return Err(StoreError::TierAttached);
         }
-        // Locations from before the tier was detached hold no longer: the scan says where things are now.
         self.inner.strip_nvme();
         self.inner.install_nvme(Attached { tier: Arc::clone(&tier), writes });
-        Ok(super::recovery::adopt_disk(&self.inner, &tier).await)
+        let taken = super::recovery::adopt_disk(&self.inner, &tier).await;
+        self.inner.forget_missing();
+        Ok(taken)
     }
 
     /// Detaches the NVMe tier: seals it and lets go of its folder. Replicas that are only there answer *unavailable*
@@ -47,20 +52,25 @@ impl Inner {
         *self.nvme.write() = Some(nvme);
     }
 
-    /// Forgets the NVMe places of all replicas that DRAM has too; the others keep theirs until the scan.
+    /// Whether it is the tier that is attached. To be asked under the lock of the tables before a place on it is noted.
+    pub(super) fn is_attached(&self, tier: &NvmeTier) -> bool {
+        self.nvme.read().as_ref().is_some_and(|attached| std::ptr::eq(&raw const *attached.tier, tier))
+    }
+
+    /// Forgets all NVMe places: those of an earlier tier may name what is another object's on the one that comes. The
+    /// scan says where things are now; what is only there answers *recovering* meanwhile.
     fn strip_nvme(&self) {
+        self.state.lock().index.values_mut().for_each(|entry| entry.nvme = None);
+    }
+
+    /// Drops what neither tier has after a scan, and tells the catalog.
+    fn forget_missing(&self) {
         let mut tables = self.state.lock();
-        let both: Vec<_> = tables
-            .index
-            .iter()
-            .filter(|(_, entry)| entry.nvme.is_some() && entry.dram.is_some())
-            .map(|(id, _)| id)
-            .collect();
-        for id in both {
-            if let Some(entry) = tables.index.get_mut(id) {
-                entry.nvme = None;
-            }
-        }
+        let missing = tables.index.iter().filter(|(_, entry)| entry.dram.is_none() && entry.nvme.is_none());
+        let missing: Vec<_> = missing.map(|(id, entry)| (id, super::name_of(entry))).collect();
+        missing.iter().for_each(|(id, _)| self.drop_entry(&mut tables, *id));
+        drop(tables);
+        self.propose_forgetting(missing.into_iter().map(|(_, name)| name).collect());
     }
 }
 
@@ -112,13 +122,14 @@ impl RecordOwner for Inner {
         }
     }
 
-    fn lost(&self, header: &SliceHeader, location: Location) {
-        self.counters.corrupt(TierKind::Nvme);
+    fn lost(&self, header: &SliceHeader, location: Location) -> bool {
         let mut tables = self.state.lock();
-        let Some(id) = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica) else { return };
+        let found = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica);
+        let Some(id) = found else { return false };
         let Some(entry) = tables.index.get_mut(id).filter(|entry| holds(entry, header.slice_index, location)) else {
-            return;
+            return false;
         };
+        self.counters.corrupt(TierKind::Nvme);
         let name = super::name_of(entry);
         let others = entry.nvme.take();
         let orphaned = entry.dram.is_none();
@@ -127,8 +138,9 @@ impl RecordOwner for Inner {
         if orphaned {
             self.drop_entry(&mut tables, id);
             drop(tables);
-            self.propose_forgetting(name);
+            self.propose_forgetting(vec![name]);
         }
+        true
     }
 }
 
@@ -185,10 +197,14 @@ impl Inner {
         forgotten
     }
 
-    /// Tells the catalog, in the background, that a replica is gone: damaged, with no good copy on another tier.
-    pub(super) fn propose_forgetting(&self, name: ReplicaName) {
+    /// Tells the catalog, in the background, that replicas are gone: damaged or lost, with no good copy on another tier.
+    pub(super) fn propose_forgetting(&self, names: Vec<ReplicaName>) {
         let forget = Arc::clone(&self.forget);
-        tokio::spawn(async move { forget.forget(vec![name]).await });
+        tokio::spawn(async move {
+            for batch in names.chunks(FORGET_BATCH) {
+                forget.forget(batch.to_vec()).await;
+            }
+        });
     }
 }
 

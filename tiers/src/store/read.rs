@@ -305,7 +305,7 @@ impl Inner {
         }
         if orphaned {
             self.drop_entry(&mut tables, id);
-            self.propose_forgetting(name.clone());
+            self.propose_forgetting(vec![name.clone()]);
         }
         rest
     }

@@ -251,6 +251,10 @@ fn adopt_slices(inner: &Inner, slices: Vec<RecoveredSlice>) -> Option<u64> {
 /// Adopts a hot replica from the places where it lay on NVMe, and brings it into DRAM.
 async fn adopt_hot(inner: &Arc<Inner>, nvme: &Arc<NvmeTier>, hot: heat::Hot) -> Option<u64> {
     let heat::Hot { header, locations } = hot;
+    // Released after the list was written: counted as free already, and not ours to release again.
+    if locations.iter().any(|&location| nvme.is_released(location)) {
+        return None;
+    }
     if SliceHeader::slice_count(header.object_length, header.slice_bytes) as usize != locations.len() {
         return None;
     }
@@ -263,7 +267,8 @@ async fn adopt_hot(inner: &Arc<Inner>, nvme: &Arc<NvmeTier>, hot: heat::Hot) -> 
     Some(header.object_length)
 }
 
-/// Adopts what the scan of the NVMe tier finds. Answers how many records were taken over.
+/// Adopts what the scan of the NVMe tier finds. Answers how many records were taken over: at start all that are whole, later
+/// only those of replicas that are known, since the others were dropped while the tier was away.
 pub(super) async fn adopt_disk(inner: &Arc<Inner>, nvme: &Arc<NvmeTier>) -> u64 {
     let mut taken = 0;
     // Objects of several slices whose records were not all seen yet.
@@ -271,10 +276,9 @@ pub(super) async fn adopt_disk(inner: &Arc<Inner>, nvme: &Arc<NvmeTier>) -> u64 
     let mut batches = nvme.scan();
     while let Some(batch) = batches.recv().await {
         for (header, location) in batch.records {
-            taken += 1;
             let count = SliceHeader::slice_count(header.object_length, header.slice_bytes) as usize;
             if count == 1 {
-                adopt_records(inner, nvme, &header, PerSlice::One(location));
+                taken += adopt_records(inner, nvme, &header, PerSlice::One(location));
                 continue;
             }
             let (_, places) = parts.entry(header.replica).or_insert_with(|| (header.clone(), vec![None; count]));
@@ -286,7 +290,7 @@ pub(super) async fn adopt_disk(inner: &Arc<Inner>, nvme: &Arc<NvmeTier>) -> u64 
                 && let Some((header, places)) = parts.remove(&header.replica)
                 && let Some(places) = PerSlice::collect(places.into_iter().flatten().collect())
             {
-                adopt_records(inner, nvme, &header, places);
+                taken += adopt_records(inner, nvme, &header, places);
             }
         }
     }
@@ -307,7 +311,8 @@ fn newer(nvme: &NvmeTier, a: Location, b: Location) -> Location {
     newer
 }
 
-fn adopt_records(inner: &Inner, nvme: &NvmeTier, header: &SliceHeader, places: PerSlice<Location>) {
+fn adopt_records(inner: &Inner, nvme: &NvmeTier, header: &SliceHeader, places: PerSlice<Location>) -> u64 {
+    let count = places.as_slice().len() as u64;
     let mut tables = inner.state.lock();
     let known = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica);
     if let Some(entry) = known.and_then(|id| tables.index.get_mut(id)) {
@@ -320,14 +325,19 @@ fn adopt_records(inner: &Inner, nvme: &NvmeTier, header: &SliceHeader, places: P
             }
             None => entry.nvme = Some(places),
         }
-        return;
+        return count;
     }
     drop(tables);
+    if inner.recovery.is_finished() {
+        places.as_slice().iter().for_each(|&place| nvme.release(place));
+        return 0;
+    }
     let mut entry = entry_of(header, header.commit_index);
     entry.nvme = Some(places);
     entry.durable = header.commit_index == 0;
     insert(inner, entry);
     inner.recovery.count(Phase::Disk, Some(header.object_length));
+    count
 }
 
 fn entry_of(header: &SliceHeader, commit_index: u64) -> Entry {

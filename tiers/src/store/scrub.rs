@@ -46,8 +46,10 @@ async fn scrub_nvme(inner: &Inner, nvme: &NvmeTier, credit: &mut u64) {
         // A tier that fails says so itself.
         let Ok(found) = nvme.scrub_step().await else { return };
         for (header, location) in &found.damaged {
-            inner.lost(header, *location);
-            nvme.release(*location);
+            // Dead ones, and those of earlier rounds, are found too.
+            if inner.lost(header, *location) {
+                nvme.release(*location);
+            }
         }
         *credit = credit.saturating_sub(found.bytes.max(1));
         if found.bytes > *credit || found.round_is_complete {

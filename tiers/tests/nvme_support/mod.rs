@@ -170,12 +170,14 @@ impl Owner {
         self.keep_every > 0 && number.is_multiple_of(self.keep_every) && is_recent
     }
 
-    fn forget(&self, number: u64, location: Location) {
+    fn forget(&self, number: u64, location: Location) -> bool {
         let mut places = self.places.lock();
-        if places.get(&number).is_some_and(|slice| slice.location == location) {
+        let is_here = places.get(&number).is_some_and(|slice| slice.location == location);
+        if is_here {
             places.remove(&number);
             self.dropped.lock().insert(number);
         }
+        is_here
     }
 }
 
@@ -203,8 +205,8 @@ impl RecordOwner for Owner {
         }
     }
 
-    fn lost(&self, header: &SliceHeader, location: Location) {
-        self.forget(header.version.sequence, location);
+    fn lost(&self, header: &SliceHeader, location: Location) -> bool {
+        self.forget(header.version.sequence, location)
     }
 }
 

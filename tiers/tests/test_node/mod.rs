@@ -1,4 +1,6 @@
 //! A node's tiers in temporary folders, with a catalog that answers as it is told.
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::allow_attributes, reason = "what is unused differs per test file, so an expectation can't hold")]
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -9,6 +11,7 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, TierKind, VersionId};
+use tidepool_tiers::io::faulty::FaultyDisk;
 use tidepool_tiers::memory::{MemoryConfig, MemoryTier};
 use tidepool_tiers::nvme::{NvmeConfig, NvmeError, NvmeTier, WritePolicy};
 use tidepool_tiers::store::{Forget, ForgetAnswer, ReplicaIdentity, ReplicaName, TierReport};
@@ -71,6 +74,8 @@ pub(crate) struct TestNode {
     config: StoreConfig,
     memory: MemoryConfig,
     nvme: Option<NvmeConfig>,
+    /// The NVMe tier lies on it, rather than in a folder.
+    disk: Option<FaultyDisk>,
     sequence: AtomicU64,
     folder: tempfile::TempDir,
     segment: SegmentFile,
@@ -95,6 +100,15 @@ impl TestNode {
     }
 
     pub(crate) async fn with(config: StoreConfig, dram: u64, nvme: Option<u64>) -> Self {
+        Self::built(config, dram, nvme, None).await
+    }
+
+    /// On a disk that fails as it is told.
+    pub(crate) async fn on(disk: &FaultyDisk, config: StoreConfig, dram: u64, nvme: u64) -> Self {
+        Self::built(config, dram, Some(nvme), Some(disk.clone())).await
+    }
+
+    async fn built(config: StoreConfig, dram: u64, nvme: Option<u64>, disk: Option<FaultyDisk>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().file_name().unwrap().to_string_lossy().into_owned();
         let memory = MemoryConfig {
@@ -111,20 +125,21 @@ impl TestNode {
         });
         let config = StoreConfig { heat_file: Some(folder.path().join("heat")), ..config };
         let forget = Arc::new(ScriptedForget::default());
-        let store = Self::open(&config, &memory, nvme.as_ref(), &forget).await;
+        let store = Self::open(&config, &memory, nvme.as_ref(), disk.as_ref(), &forget).await;
         let segment = SegmentFile(segment_path(&memory));
-        Self { store, forget, config, memory, nvme, sequence: AtomicU64::new(1), folder, segment }
+        Self { store, forget, config, memory, nvme, disk, sequence: AtomicU64::new(1), folder, segment }
     }
 
     async fn open(
         config: &StoreConfig,
         memory: &MemoryConfig,
         nvme: Option<&NvmeConfig>,
+        disk: Option<&FaultyDisk>,
         forget: &Arc<ScriptedForget>,
     ) -> TieredStore {
         let (memory, recovered) = MemoryTier::open(memory).unwrap();
         let nvme = match nvme {
-            Some(config) => Some((open_nvme(config).await, WritePolicy::OnEvict)),
+            Some(config) => Some((open_nvme(config, disk).await, WritePolicy::OnEvict)),
             None => None,
         };
         let forget: Arc<dyn Forget> = Arc::clone(forget) as Arc<dyn Forget>;
@@ -157,11 +172,24 @@ impl TestNode {
     }
 
     async fn try_seal(&self, length: usize) -> Result<ReplicaName, StoreError> {
-        let mut buffer = self.store.reserve(length as u64, 10).await?;
         let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);
-        let bytes = payload(sequence, length);
+        self.try_seal_as(self.identity(sequence), length).await
+    }
+
+    async fn try_seal_as(&self, identity: ReplicaIdentity, length: usize) -> Result<ReplicaName, StoreError> {
+        let mut buffer = self.store.reserve(length as u64, 10).await?;
+        let bytes = payload(identity.name.version.sequence, length);
         bytes.chunks(100_000).for_each(|piece| buffer.write(piece).unwrap());
-        Ok(buffer.seal(self.identity(sequence), Some(crc32fast::hash(&bytes)))?.name)
+        Ok(buffer.seal(identity, Some(crc32fast::hash(&bytes)))?.name)
+    }
+
+    /// Puts another version of the key of `old`, beside it.
+    pub(crate) async fn put_again(&self, old: &ReplicaName, length: usize) -> ReplicaName {
+        let mut identity = self.identity(self.sequence.fetch_add(1, Ordering::SeqCst));
+        identity.name.key = old.key.clone();
+        let name = self.try_seal_as(identity, length).await.unwrap();
+        assert!(self.store.complete(&name, name.version.sequence));
+        name
     }
 
     pub(crate) async fn put_many(&self, count: usize, length: usize) -> Vec<ReplicaName> {
@@ -170,6 +198,24 @@ impl TestNode {
             names.push(self.put(length).await);
         }
         names
+    }
+
+    /// Reads a whole object and says from which tier; `None` if it is not there.
+    pub(crate) async fn try_read(&self, name: &ReplicaName) -> Result<Option<(Vec<u8>, TierKind)>, StoreError> {
+        let Some(mut reader) = self.store.open(name.tenant, &name.key, name.version).await? else { return Ok(None) };
+        let tier = reader.tier();
+        let mut all = Vec::new();
+        while let Some(bytes) = reader.next().await? {
+            all.extend_from_slice(&bytes);
+        }
+        Ok(Some((all, tier)))
+    }
+
+    /// Reads an object of `length` bytes that must be there, whole; answers from which tier.
+    pub(crate) async fn assert_right(&self, name: &ReplicaName, length: usize) -> TierKind {
+        let (bytes, tier) = self.try_read(name).await.unwrap().expect("object is there");
+        assert!(bytes == payload(name.version.sequence, length), "wrong bytes of {}", name.key);
+        tier
     }
 
     /// Drives everything out of DRAM by asking for all of it.
@@ -185,7 +231,7 @@ impl TestNode {
         [self.tiers_of(TierKind::Dram), self.tiers_of(TierKind::Nvme)]
     }
 
-    fn tiers_of(&self, tier: TierKind) -> TierReport {
+    pub(crate) fn tiers_of(&self, tier: TierKind) -> TierReport {
         self.store.tiers_report().into_iter().find(|report| report.tier == tier).unwrap()
     }
 
@@ -220,14 +266,31 @@ impl TestNode {
         path.metadata().unwrap().blocks() * 512
     }
 
-    pub(crate) async fn attach(&self) {
-        let tier = open_nvme(self.nvme.as_ref().unwrap()).await;
-        self.store.attach_nvme(tier, WritePolicy::OnEvict).await.unwrap();
+    /// Attaches the NVMe tier again; answers how many records were taken over.
+    pub(crate) async fn attach(&self) -> u64 {
+        self.attach_on(self.disk.as_ref()).await
+    }
+
+    /// Attaches what is on that disk.
+    pub(crate) async fn attach_on(&self, disk: Option<&FaultyDisk>) -> u64 {
+        let tier = open_nvme(self.nvme.as_ref().unwrap(), disk).await;
+        self.store.attach_nvme(tier, WritePolicy::OnEvict).await.unwrap()
     }
 
     pub(crate) async fn stop_and_restart(self) -> Self {
         self.store.shutdown().await.unwrap();
         self.reopen(|_| {}).await
+    }
+
+    /// As [`Self::stop_and_restart`], with another heat list.
+    pub(crate) async fn stop_and_restart_with_heat(self, list: &[u8]) -> Self {
+        self.store.shutdown().await.unwrap();
+        let path = self.folder.path().join("heat");
+        self.reopen(|()| std::fs::write(path, list).unwrap()).await
+    }
+
+    pub(crate) fn heat_list(&self) -> Vec<u8> {
+        std::fs::read(self.folder.path().join("heat")).unwrap()
     }
 
     /// Starts anew on segment and data file as they are at this instant, as after a kill: what the clean stop, which
@@ -245,11 +308,11 @@ impl TestNode {
     }
 
     async fn reopen(self, between: impl FnOnce(())) -> Self {
-        let Self { store, forget, config, memory, nvme, sequence, folder, segment } = self;
+        let Self { store, forget, config, memory, nvme, disk, sequence, folder, segment } = self;
         drop(store);
         between(());
-        let store = Self::open(&config, &memory, nvme.as_ref(), &forget).await;
-        Self { store, forget, config, memory, nvme, sequence, folder, segment }
+        let store = Self::open(&config, &memory, nvme.as_ref(), disk.as_ref(), &forget).await;
+        Self { store, forget, config, memory, nvme, disk, sequence, folder, segment }
     }
 
     /// Flips one bit in the middle of the payload of the first slice of `name` in the data file.
@@ -265,7 +328,10 @@ impl TestNode {
 }
 
 /// Opens the tier; whoever still reads from its last life is waited for.
-async fn open_nvme(config: &NvmeConfig) -> Arc<NvmeTier> {
+async fn open_nvme(config: &NvmeConfig, disk: Option<&FaultyDisk>) -> Arc<NvmeTier> {
+    if let Some(disk) = disk {
+        return NvmeTier::open_on(config, NODE, Arc::new(disk.clone())).unwrap();
+    }
     for _ in 0..1000 {
         match NvmeTier::open(config.clone(), NODE) {
             Err(NvmeError::Locked { .. }) => tokio::time::sleep(Duration::from_millis(5)).await,
