@@ -72,12 +72,20 @@ pub(crate) async fn store_for(owner: &Owner, tier: &NvmeTier, number: u64, lengt
     Ok(())
 }
 
-/// As [`store_for`], many side by side.
+/// As [`store_for`], many side by side, each until it succeeds: on a machine that is busy with other things, the disk may
+/// take longer to free a region than a write waits for one. The store above does not give up either.
 pub(crate) async fn store_many_for(owner: &Arc<Owner>, tier: &Arc<NvmeTier>, numbers: Range<u64>, length: usize) {
     let tasks: Vec<_> = numbers
         .map(|number| {
             let (owner, tier) = (Arc::clone(owner), Arc::clone(tier));
-            tokio::spawn(async move { store_for(&owner, &tier, number, length).await.expect("stored") })
+            tokio::spawn(async move {
+                loop {
+                    match store_for(&owner, &tier, number, length).await {
+                        Err(NvmeError::Full) => {}
+                        stored => return stored.expect("stored"),
+                    }
+                }
+            })
         })
         .collect();
     for task in tasks {
