@@ -1,7 +1,7 @@
 //! The process: listeners bound first, node started, addresses published, calls served, everything stopped in reverse.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +41,23 @@ pub struct Addresses {
     pub data: PathBuf,
 }
 
+/// Sockets in the data folder: gRPC, the segment's descriptor, memory that clients lend.
+const GRPC_SOCKET: &str = "tidepool.sock";
+const SEGMENT_SOCKET: &str = "segment.sock";
+const MEMORY_SOCKET: &str = "memory.sock";
+
+/// Takes the sockets out of the data folder again if the start fails: none is to be found that nobody serves.
+struct BoundSockets<'a>(Option<&'a Path>);
+
+impl Drop for BoundSockets<'_> {
+    fn drop(&mut self) {
+        let Some(data) = self.0 else { return };
+        for name in [GRPC_SOCKET, SEGMENT_SOCKET, MEMORY_SOCKET] {
+            let _gone = std::fs::remove_file(data.join(name));
+        }
+    }
+}
+
 /// A running server.
 pub struct Server {
     addresses: Addresses,
@@ -67,12 +84,13 @@ impl Server {
             Some(path) => Auth::from_file(path)?,
             None => Auth::open(),
         };
-        let unix = config.grpc.unix_socket.then(|| data.join("tidepool.sock"));
+        let unix = config.grpc.unix_socket.then(|| data.join(GRPC_SOCKET));
+        let mut bound = BoundSockets(Some(folder.path()));
         let grpc = GrpcServer::bind(config.grpc.listen, unix.as_deref()).await?;
-        let segment = unix.as_ref().map(|_| SegmentListener::bind(&data.join("segment.sock"))).transpose()?;
+        let segment = unix.as_ref().map(|_| SegmentListener::bind(&data.join(SEGMENT_SOCKET))).transpose()?;
         let admin = TcpListener::bind(config.admin.listen).await;
         let admin = admin.map_err(|error| crate::grpc::cannot_listen("admin.listen", config.admin.listen, &error))?;
-        let memory = unix.as_ref().map(|_| MemoryListener::bind(&data.join("memory.sock"))).transpose()?;
+        let memory = unix.as_ref().map(|_| MemoryListener::bind(&data.join(MEMORY_SOCKET))).transpose()?;
         let engine = config.engine_address().map(|address| engine::bind(address, &auth, &config.limits)).transpose()?;
         let engine_address = engine.as_ref().and_then(|engine| engine.addresses().first().copied());
         let (grpc_address, admin_address) = (local(grpc.address())?, local(admin.local_addr())?);
@@ -117,6 +135,8 @@ impl Server {
         listeners.extend(segment.map(|segment| tokio::spawn(segment.serve(store, segment_stopped))));
         let shutdown_timeout = config.shutdown_timeout.0.0;
         let dialer = peers.dialer;
+        bound.0 = None;
+        drop(bound);
         Ok(Self { addresses, engine, node, folder, dialer, ready, stop, listeners, shutdown_timeout })
     }
 

@@ -166,6 +166,18 @@ fn what_was_sealed_comes_back_after_a_close_and_what_was_dropped_does_not() {
     assert_empty(&tier);
 }
 
+/// Objects of others have no place in a core dump.
+#[test]
+fn the_segment_is_left_out_of_core_dumps() {
+    let folder = TempDir::new().expect("a folder");
+    let (_tier, _) = open(folder.path(), 1 << 20, 1);
+    let maps = fs::read_to_string("/proc/self/smaps").expect("mappings");
+    let path = folder.path().join("segment").display().to_string();
+    let ours = maps.split_once(&path).expect("the segment is mapped").1;
+    let flags = ours.lines().find(|line| line.starts_with("VmFlags:")).expect("its flags");
+    assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
+}
+
 #[test]
 fn a_second_process_is_refused() {
     let folder = TempDir::new().expect("a folder");

@@ -34,13 +34,82 @@ async fn a_second_process_on_the_same_folder_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_in_use_is_named_with_what_to_do() {
     let server = TestServer::start().await;
+    let taken = server.server.addresses().grpc;
+    for field in ["grpc.listen", "admin.listen", "engine.listen"] {
+        let folder = tempfile::tempdir().unwrap();
+        let data = format!("data='{}'", folder.path().join("data").display());
+        let error = refusal(&settings(&server, &[data, format!("{field}='{taken}'")])).await;
+        assert_eq!(error.reason(), "LISTEN", "{field}");
+        let text = error.to_string();
+        assert!(text.contains(&taken.to_string()) && text.contains("choose another port"), "{field}: {text}");
+        assert_eq!(sockets(&folder.path().join("data")), Vec::<PathBuf>::new(), "{field}: no address was published");
+    }
+    assert_eq!(sockets(&server.data()).len(), 3, "what is looked for");
+}
+
+/// The sockets in a data folder.
+fn sockets(data: &Path) -> Vec<PathBuf> {
+    use std::os::unix::fs::FileTypeExt as _;
+    let entries = std::fs::read_dir(data).unwrap().map(Result::unwrap);
+    entries.filter(|entry| entry.file_type().unwrap().is_socket()).map(|entry| entry.path()).collect()
+}
+
+/// Root may write everywhere; not so where there are no folders to be made.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_that_can_not_be_written_is_named() {
+    let server = TestServer::start().await;
     let folder = tempfile::tempdir().unwrap();
-    let grpc = server.server.addresses().grpc;
+    let file = folder.path().join("file");
+    std::fs::write(&file, "in the way").unwrap();
+    let beneath = file.join("beneath");
     let data = format!("data='{}'", folder.path().join("data").display());
-    let error = refusal(&settings(&server, &[data, format!("grpc.listen='{grpc}'")])).await;
-    assert_eq!(error.reason(), "LISTEN");
-    let text = error.to_string();
-    assert!(text.contains(&grpc.to_string()) && text.contains("another process"), "{text}");
+    let wrong = |field: &str| format!("{field}='{}'", beneath.display());
+    for (settings_, reason) in [
+        (vec![wrong("data")], "FOLDER_UNUSABLE"),
+        (vec![data.clone(), wrong("nvme.path")], "NVME_UNUSABLE"),
+        (vec![data.clone(), wrong("dram.folder")], "DRAM_UNUSABLE"),
+    ] {
+        let error = refusal(&settings(&server, &settings_)).await;
+        assert_eq!(error.reason(), reason, "{error}");
+        assert!(error.to_string().contains("beneath"), "{error}");
+    }
+    // A file that is not ours is not written to.
+    let nvme = folder.path().join("nvme");
+    std::fs::create_dir(&nvme).unwrap();
+    std::fs::write(nvme.join("regions.dat"), "not ours").unwrap();
+    let error = refusal(&settings(&server, &[data, format!("nvme.path='{}'", nvme.display())])).await;
+    assert_eq!(sockets(&folder.path().join("data")), Vec::<PathBuf>::new());
+    assert_eq!(error.reason(), "NVME_UNUSABLE");
+    assert!(error.to_string().contains("regions.dat"), "{error}");
+    assert_eq!(std::fs::read_to_string(nvme.join("regions.dat")).unwrap(), "not ours");
+}
+
+/// Machines of others ask these before they send anything, and tools which calls there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn health_and_reflection_answer() {
+    use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+    let server = TestServer::start().await;
+    let address = format!("http://{}", server.server.addresses().grpc);
+    let channel = tonic::transport::Channel::from_shared(address).unwrap().connect().await.unwrap();
+    let mut health = HealthClient::new(channel.clone());
+    for service in ["", "tidepool.v1.Store"] {
+        let request = HealthCheckRequest { service: service.into() };
+        let status = health.check(request).await.unwrap().into_inner().status();
+        assert_eq!(status, ServingStatus::Serving, "{service:?}");
+    }
+    let request = tonic_reflection::pb::v1::ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let requests = futures::stream::iter([request]);
+    let answers = ServerReflectionClient::new(channel).server_reflection_info(requests).await;
+    let mut answers = answers.unwrap().into_inner();
+    let answer = answers.message().await.unwrap().unwrap().message_response;
+    let Some(MessageResponse::ListServicesResponse(list)) = answer else { panic!("{answer:?}") };
+    assert!(list.service.iter().any(|service| service.name == "tidepool.v1.Store"), "{list:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,6 +138,10 @@ async fn nvme_is_detached_and_attached_while_serving() {
         client.put(format!("k/{n}"), vec![n; 1 << 20].into(), &PutOptions::default()).await.unwrap();
     }
     assert!(server.tier("nvme", "objects").await > 10);
+    // What has no place on the disk when that goes makes room by being forgotten.
+    while server.tier("dram", "used").await > 30 << 20 || server.tier("nvme", "reserved").await > 0 {
+        tokio::task::yield_now().await;
+    }
     let (status, body) = server.admin_post("/v1/nvme/detach", "{}").await;
     assert_eq!(status, 200, "{body}");
     let newest = client.get("k/59").await.unwrap().unwrap();
