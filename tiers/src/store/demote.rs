@@ -202,13 +202,13 @@ impl Inner {
             None => Err(unavailable()),
         };
         let mut tables = self.state.lock();
-        let is_attached = self.is_attached(nvme);
+        let is_replaced = self.is_replaced(nvme);
         if let Some(entry) = find(&tables).and_then(|id| tables.index.get_mut(id)) {
             entry.activity = Activity::Idle;
-            entry.durable = durable && is_attached && written.is_ok();
-            entry.nvme = records.filter(|_| is_attached).and_then(keep);
+            entry.durable = durable && !is_replaced && written.is_ok();
+            entry.nvme = records.filter(|_| !is_replaced).and_then(keep);
         }
-        if is_attached { written } else { Err(unavailable()) }
+        if is_replaced { Err(unavailable()) } else { written }
     }
 }
 
@@ -227,7 +227,7 @@ async fn write(
 ) -> Demoted {
     let written = Inner::write_slices(&nvme, &slices).await;
     let mut tables = inner.state.lock();
-    let written = written.filter(|_| inner.is_attached(&nvme));
+    let written = written.filter(|_| !inner.is_replaced(&nvme));
     let succeeded = written.is_some();
     match (tables.index.get_mut(id).filter(|entry| entry.is(name.version, name.replica)), written) {
         (Some(entry), Some(written)) => {

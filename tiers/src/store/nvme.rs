@@ -52,9 +52,10 @@ impl Inner {
         *self.nvme.write() = Some(nvme);
     }
 
-    /// Whether it is the tier that is attached. To be asked under the lock of the tables before a place on it is noted.
-    pub(super) fn is_attached(&self, tier: &NvmeTier) -> bool {
-        self.nvme.read().as_ref().is_some_and(|attached| std::ptr::eq(&raw const *attached.tier, tier))
+    /// Whether another tier is attached by now. To be asked under the lock of the tables before a place on `tier` is
+    /// noted; while none is, places may be: the next to be attached is scanned.
+    pub(super) fn is_replaced(&self, tier: &NvmeTier) -> bool {
+        self.nvme.read().as_ref().is_some_and(|attached| !std::ptr::eq(&raw const *attached.tier, tier))
     }
 
     /// Forgets all NVMe places: those of an earlier tier may name what is another object's on the one that comes. The
