@@ -2,7 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod common;
+mod disk;
 mod framing;
 mod grpc;
 mod native;
+mod pressure;
 mod process;
