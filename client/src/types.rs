@@ -24,7 +24,8 @@ pub struct PutOptions {
     pub durability: Durability,
     /// What the object holds.
     pub data_type: DataType,
-    /// Objects of one group are evicted together; empty: none.
+    /// Which objects belong together; empty: none. Kept and shown; leases and eviction don't regard it: who needs all of
+    /// a group gets them in one batch, and takes it for missing if one of them is.
     pub group: String,
     /// Replace an existing object instead of answering [`PutOutcome::AlreadyExists`].
     pub upsert: bool,

@@ -39,6 +39,16 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn what_is_shown_of_any_key_is_that_key(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 1..20)) {
+            for bytes in [bytes.clone(), [b"hex:", &bytes[..]].concat()] {
+                let key = ObjectKey::new(&bytes).expect("legal key");
+                assert_eq!(key.to_string().parse(), Ok(KeyArgument(key)));
+            }
+        }
+    }
+
     #[test]
     fn what_is_no_key_is_refused() {
         for text in ["", "hex:", "hex:abc", "hex:zz", "hex:+1", "hex:äö", &"x".repeat(1025)] {

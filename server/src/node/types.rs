@@ -23,7 +23,7 @@ pub struct PutOptions {
     pub durable_on_nvme: bool,
     /// What the object holds.
     pub data_type: DataType,
-    /// Objects of one group are evicted together.
+    /// Which objects belong together: kept and shown.
     pub group: Option<Arc<str>>,
     /// Replace an existing object instead of answering `AlreadyExists`.
     pub upsert: bool,

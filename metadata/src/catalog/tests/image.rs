@@ -126,3 +126,48 @@ proptest! {
         let _ = Catalog::load(rows);
     }
 }
+
+/// What separates the parts of a key somewhere: in ours, in the command line's text, in keys that callers compose.
+const DELIMITERS: [&[u8]; 9] = [b"/", b":", b"\0", b"hex:", b"\x03", b"\x01\0\0\0", b"_tp_0", b"\xff", b"a"];
+
+fn composed() -> impl Strategy<Value = (u32, Vec<u8>)> {
+    let parts = prop::collection::vec(prop::sample::select(&DELIMITERS[..]), 1..6);
+    (0..3_u32, parts.prop_map(|parts| parts.concat()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// A part of a key that looked like the mark of another part was read as that: keys of one caller were another's.
+    #[test]
+    fn keys_that_hold_delimiters_are_never_each_others(names in prop::collection::btree_set(composed(), 1..30)) {
+        let mut world = World::new(1);
+        for name in ["x", "y"] {
+            world.tenant(&Command::CreateTenant { name: name.to_owned(), quota: Quota::default() });
+        }
+        let names: Vec<(TenantId, ObjectKey)> =
+            names.into_iter().map(|(tenant, bytes)| (TenantId(tenant), ObjectKey::new(&bytes).expect("a legal key"))).collect();
+        for ((tenant, key), sequence) in names.iter().zip(1..) {
+            let item = CompleteItem { tenant: *tenant, key: key.clone(), ..world.put("placeholder", sequence, &[1]) };
+            assert_eq!(world.complete(&item), CompleteOutcome::Completed { replicas: 1 });
+        }
+        let loaded = Catalog::load(world.catalog.rows()).expect("its own rows");
+        for catalog in [&world.catalog, &loaded] {
+            for ((tenant, key), sequence) in names.iter().zip(1..) {
+                match catalog.locate(*tenant, key) {
+                    Located::Found(location) => assert_eq!(location.version, version(sequence)),
+                    other => panic!("{key}: {other:?}"),
+                }
+            }
+            for tenant in (0..3).map(TenantId) {
+                let query =
+                    Query::List { tenant, prefix: Vec::new(), after: None, limit: 1000, data_type: None };
+                let Answer::Page(page) = catalog.query(&query) else { panic!("no page") };
+                let listed: Vec<ObjectKey> = page.objects.into_iter().map(|object| object.key).collect();
+                let expected: Vec<ObjectKey> =
+                    names.iter().filter(|(of, _)| *of == tenant).map(|(_, key)| key.clone()).collect();
+                assert_eq!(listed, expected);
+            }
+        }
+    }
+}
