@@ -2,6 +2,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::entry::most_payload_slots;
+use super::layout::SLOT_WORDS;
 use super::*;
 use crate::node::{Incarnation, NodeId};
 use crate::object::{DataType, MAX_KEY_BYTES, ObjectKey, ReplicaId, TenantId, VersionId};
@@ -293,4 +294,23 @@ fn slices_over_the_same_pages_are_both_dropped() {
     put(&mut writer, &words, &header(b"c", 3, 1), &[(12, 1)]);
     let (_, recovered) = Writer::recover(&words, Incarnation(8)).expect("a segment");
     assert_eq!(recovered.slots.iter().map(|found| found.slot).collect::<Vec<_>>(), [apart]);
+}
+
+/// Slots whose generation was the last there is: the next one was computed without regard to that.
+#[test]
+fn slots_full_of_ones_are_used_again() {
+    let words = segment(16);
+    let (mut writer, _) = Writer::recover(&words, FIRST_LIFE).expect("a segment");
+    put(&mut writer, &words, &header(b"old", 1, 1), &[(1, 1)]);
+    let layout = Layout::read(&words).expect("a layout");
+    words[layout.slot(0)..layout.slot(0) + 16 * SLOT_WORDS].iter().for_each(|word| word.store(u64::MAX, Relaxed));
+    let (mut writer, recovered) = Writer::recover(&words, Incarnation(8)).expect("a segment");
+    assert!(recovered.slots.is_empty());
+    Writer::set_valid_until(&words, 1000);
+    for sequence in 1..=8 {
+        let slot = put(&mut writer, &words, &header(b"new", sequence, 1), &[(1, 1)]);
+        writer.complete(&words, slot, sequence);
+        assert_eq!(found(&words, b"new").version.sequence, sequence);
+        writer.retire(&words, slot);
+    }
 }

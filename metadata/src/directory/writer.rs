@@ -270,7 +270,8 @@ impl Writer {
             self.slots_used - 1
         });
         let cell = &words[self.layout.slot(slot) + GENERATION];
-        cell.store((cell.load(Relaxed) + 1).max(self.generation_floor), Relaxed);
+        // A damaged one may be the last there is.
+        cell.store(cell.load(Relaxed).wrapping_add(1).max(self.generation_floor), Relaxed);
         slot
     }
 
