@@ -184,7 +184,9 @@ impl Catalog {
         }
         let mut catalog = Self::empty();
         let fail = |row: &[u8], source| LoadError::Row { row: row.to_vec(), source };
-        catalog.load_meta(decode(&value).map_err(|source| fail(&key, source))?);
+        if !catalog.load_meta(decode(&value).map_err(|source| fail(&key, source))?) {
+            return Err(LoadError::Inconsistent { row: key });
+        }
         let mut last = key;
         for (key, value) in rows {
             if key <= last {
@@ -199,12 +201,14 @@ impl Catalog {
         Ok(catalog)
     }
 
-    fn load_meta(&mut self, meta: Meta) {
+    /// False if it contradicts what every catalog has.
+    fn load_meta(&mut self, meta: Meta) -> bool {
         self.applied = meta.applied;
         self.time = meta.time;
         self.tenants.next = meta.next_tenant;
         self.retired.set_horizon(meta.horizon);
         self.settings = Settings { rebuilding: meta.rebuilding, session_lifetime: meta.session_lifetime };
+        self.tenants.next > TenantId::DEFAULT
     }
 
     /// Adds one row; false if it does not fit the rows before it.
@@ -248,7 +252,7 @@ impl Catalog {
         let object = Object::decode(name, &mut input)?;
         input.finish()?;
         let fits = self.tenants.get(object.tenant()).is_some()
-            && object.replicas().iter().all(|replica| self.nodes.get(replica.id.node).is_some());
+            && object.replicas().all(|replica| self.nodes.get(replica.id.node).is_some());
         if fits {
             self.place(object);
             self.changes.clear();

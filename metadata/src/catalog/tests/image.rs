@@ -103,6 +103,13 @@ fn rows_without_the_first_or_out_of_order_are_refused() {
     assert!(matches!(Catalog::load(without_nodes), Err(LoadError::Inconsistent { .. })));
 }
 
+/// A first row that gives the number of the tenant that is always there to the next one.
+#[test]
+fn the_default_tenants_number_is_not_given_again() {
+    let row = vec![1, 0, 10, 0, 0, 0x3f, 0, 0, 0, 0];
+    assert_eq!(Catalog::load([(vec![0], row)]).err(), Some(LoadError::Inconsistent { row: vec![0] }));
+}
+
 #[test]
 fn a_row_of_a_later_version_is_named() {
     let mut rows = rich().catalog.rows();
