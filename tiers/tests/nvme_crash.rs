@@ -223,7 +223,5 @@ async fn bytes_of_a_reused_region_are_never_taken_for_new_ones() {
             Err(error) => assert_eq!(error.kind(), tidepool_metadata::ErrorKind::NotFound, "{error}"),
         }
     }
-    for slice in owner.slices() {
-        assert_readable(&tier, &slice).await;
-    }
+    assert_all_readable(&tier, &owner).await;
 }

@@ -438,12 +438,7 @@ async fn capacity_is_a_hard_cap_on_disk_use() {
             assert_eq!(usage.used_bytes + usage.free_bytes + usage.reserved_bytes, usage.capacity_bytes);
         }
         assert!(tier.stats().reclaimed_regions > 40 && tier.stats().moved_slices > 0);
-        for slice in owner.slices() {
-            // Reclaim may move or drop a slice while we look.
-            if let Ok(bytes) = read(&tier, &slice).await {
-                assert_eq!(bytes, bytes_of(slice.header.version.sequence, bytes.len()));
-            }
-        }
+        assert_all_readable(&tier, &owner).await;
         drop(tier);
     }
 }

@@ -121,6 +121,19 @@ pub(crate) async fn assert_readable(tier: &NvmeTier, slice: &Stored) {
     assert_eq!(bytes.len(), slice.header.slice_length as usize);
 }
 
+/// All that the owner has can be read, while reclaim goes on: what fails has been moved or dropped since.
+pub(crate) async fn assert_all_readable(tier: &NvmeTier, owner: &Owner) {
+    for slice in owner.slices() {
+        match read(tier, &slice).await {
+            Ok(bytes) => assert!(bytes == bytes_of(slice.header.version.sequence, bytes.len())),
+            Err(error) => {
+                let place = owner.places.lock().get(&slice.header.version.sequence).map(|slice| slice.location);
+                assert!(place != Some(slice.location), "{:?}: {error}", slice.header);
+            }
+        }
+    }
+}
+
 /// All announced slices by the number in their version; the newest of each.
 pub(crate) async fn scan_all(tier: &NvmeTier) -> HashMap<u64, (SliceHeader, Location)> {
     let mut found: HashMap<u64, (SliceHeader, Location)> = HashMap::new();
