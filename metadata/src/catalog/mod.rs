@@ -263,7 +263,7 @@ impl Catalog {
 
     /// Makes an object visible whose name is not there.
     fn place(&mut self, object: Object) {
-        object.replicas().iter().for_each(|replica| self.nodes.gain(&object, replica.id));
+        object.replicas().for_each(|replica| self.nodes.gain(&object, replica.id));
         self.tenants.charge(object.tenant(), Charge::of(&object));
         self.changes.insert(RowKey::Object(object.name.clone()));
         let group = object.group().cloned().map(|group| (object.tenant(), group));
@@ -274,7 +274,7 @@ impl Catalog {
     /// Takes an object out, retiring its copies; who frees them is up to the caller.
     fn displace(&mut self, slot: Slot) -> Object {
         let object = self.objects.remove(slot);
-        object.replicas().iter().for_each(|replica| {
+        object.replicas().for_each(|replica| {
             self.nodes.lose(&object, replica.id);
             self.retire(replica.id, replica.reserved);
         });
@@ -321,7 +321,7 @@ impl Catalog {
 
     /// Whether some copy of the object is on a node that reads.
     fn is_held(&self, object: &Object) -> bool {
-        object.replicas().iter().any(|replica| self.nodes.reads(replica.id.node))
+        object.replicas().any(|replica| self.nodes.reads(replica.id.node))
     }
 
     /// Asserts all invariants; walks everything. For tests and simulation.
@@ -336,7 +336,7 @@ impl Catalog {
         self.retired.validate();
         let mut grouped = 0;
         for object in self.objects.iter() {
-            let replicas = object.replicas();
+            let replicas: Vec<Replica> = object.replicas().collect();
             assert!((1..=MAX_REPLICAS).contains(&replicas.len()), "{:?} has {} copies", object.name, replicas.len());
             assert!(replicas.is_sorted_by(|one, other| one.id.node < other.id.node), "two copies on one node");
             assert!(object.describe().is_sound(), "{:?}", object.name);

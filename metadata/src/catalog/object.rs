@@ -1,5 +1,5 @@
-//! One object as the catalog keeps it: 96 bytes, its name, and nothing else for the common object of one copy
-//! and one slice.
+//! One object as the catalog keeps it: 88 bytes, its name, and nothing else for the common object of one slice and of
+//! one copy, on the node that coordinated its put.
 
 use std::sync::Arc;
 
@@ -72,11 +72,19 @@ pub(super) struct Replica {
     pub(super) durability: Durability,
 }
 
-/// One, or several; sorted by id, on different nodes.
+/// Sorted by id, on different nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Replicas {
-    One(Replica),
-    Many(Box<[Replica]>),
+    /// The one on the node that coordinated the put, which gives its copy the numbers of the version.
+    Own { reserved: Stamp, durability: Durability },
+    /// Any others.
+    Listed(Box<[Replica]>),
+}
+
+/// The id of a version's copy on the node that coordinated it.
+fn own_id(version: VersionId) -> ReplicaId {
+    let VersionId { node, incarnation, sequence } = version;
+    ReplicaId { node, incarnation, sequence }
 }
 
 /// What few objects have: boxed, it takes eight bytes of all others.
@@ -167,7 +175,7 @@ impl Object {
             version: description.version,
             commit_index: description.commit_index,
             length: description.length,
-            replicas: Replicas::of(replicas),
+            replicas: Replicas::of(description.version, replicas),
             more: (!is_common).then(|| Box::new(more)),
             checksum,
             slice_bytes: description.slice_bytes,
@@ -212,31 +220,42 @@ impl Object {
         KeyBucket::of(self.hash())
     }
 
-    pub(super) fn replicas(&self) -> &[Replica] {
+    /// Its copies, sorted by id.
+    pub(super) fn replicas(&self) -> impl Iterator<Item = Replica> + use<'_> {
+        let (own, listed) = match &self.replicas {
+            Replicas::Own { reserved, durability } => {
+                let own = Replica { id: own_id(self.version), reserved: *reserved, durability: *durability };
+                (Some(own), &[][..])
+            }
+            Replicas::Listed(replicas) => (None, &replicas[..]),
+        };
+        own.into_iter().chain(listed.iter().copied())
+    }
+
+    pub(super) fn replica_count(&self) -> usize {
         match &self.replicas {
-            Replicas::One(replica) => std::slice::from_ref(replica),
-            Replicas::Many(replicas) => replicas,
+            Replicas::Own { .. } => 1,
+            Replicas::Listed(replicas) => replicas.len(),
         }
     }
 
     pub(super) fn replica(&self, id: ReplicaId) -> Option<Replica> {
-        self.replicas().iter().find(|replica| replica.id == id).copied()
+        self.replicas().find(|replica| replica.id == id)
     }
 
     pub(super) fn has_replica_on(&self, node: NodeId) -> bool {
-        self.replicas().iter().any(|replica| replica.id.node == node)
+        self.replicas().any(|replica| replica.id.node == node)
     }
 
     pub(super) fn add_replica(&mut self, replica: Replica) {
-        let mut replicas = self.replicas().to_vec();
-        replicas.push(replica);
-        self.replicas = Replicas::of(replicas);
+        let replicas = self.replicas().chain([replica]).collect();
+        self.replicas = Replicas::of(self.version, replicas);
     }
 
     /// Takes one copy away; another one must remain.
     pub(super) fn take_replica(&mut self, id: ReplicaId) {
-        let rest = self.replicas().iter().filter(|replica| replica.id != id).copied().collect();
-        self.replicas = Replicas::of(rest);
+        let rest = self.replicas().filter(|replica| replica.id != id).collect();
+        self.replicas = Replicas::of(self.version, rest);
     }
 
     pub(super) fn checksums(&self) -> &[u32] {
@@ -248,14 +267,14 @@ impl Object {
 
     /// What a tenant is charged: logical bytes times copies.
     pub(super) fn charged_bytes(&self) -> u64 {
-        self.length * self.replicas().len() as u64
+        self.length * self.replica_count() as u64
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut row = Vec::with_capacity(96);
         self.describe().write(&mut row);
-        (self.replicas().len() as u64).write(&mut row);
-        self.replicas().iter().for_each(|replica| replica.write(&mut row));
+        (self.replica_count() as u64).write(&mut row);
+        self.replicas().for_each(|replica| replica.write(&mut row));
         row
     }
 
@@ -274,12 +293,12 @@ impl Object {
 }
 
 impl Replicas {
-    fn of(mut replicas: Vec<Replica>) -> Self {
+    fn of(version: VersionId, mut replicas: Vec<Replica>) -> Self {
         match replicas[..] {
-            [replica] => Self::One(replica),
+            [Replica { id, reserved, durability }] if id == own_id(version) => Self::Own { reserved, durability },
             _ => {
                 replicas.sort_unstable_by_key(|replica| replica.id);
-                Self::Many(replicas.into())
+                Self::Listed(replicas.into())
             }
         }
     }
@@ -303,7 +322,7 @@ mod tests {
     #[test]
     fn an_object_stays_small() {
         assert_eq!(size_of::<Replica>(), 24);
-        assert_eq!(size_of::<Option<Object>>(), 96);
+        assert_eq!(size_of::<Option<Object>>(), 88);
     }
 
     #[test]

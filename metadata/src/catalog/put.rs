@@ -17,7 +17,7 @@ impl Catalog {
         if let Some(object) = existing.map(|slot| self.objects.get(slot))
             && object.version == item.version
         {
-            return CompleteOutcome::Completed { replicas: object.replicas().len() as u8 };
+            return CompleteOutcome::Completed { replicas: object.replica_count() as u8 };
         }
         let description = self.describe(item, existing);
         let outcome = match self.admit(item, &description, existing) {

@@ -81,11 +81,11 @@ impl Catalog {
             checksums: object.checksums().to_vec(),
             group: object.group().cloned(),
             presence: self.presence_of(object),
-            replicas: each(object.replicas(), |replica| self.replica_location(replica)),
+            replicas: object.replicas().map(|replica| self.replica_location(replica)).collect(),
         }
     }
 
-    fn replica_location(&self, replica: &Replica) -> ReplicaLocation {
+    fn replica_location(&self, replica: Replica) -> ReplicaLocation {
         let node = self.nodes.get(replica.id.node);
         ReplicaLocation {
             replica: replica.id,
@@ -188,7 +188,7 @@ impl Catalog {
     fn held(&self, node: NodeId, bucket: KeyBucket, after: Option<&(TenantId, ObjectKey)>, limit: usize) -> BucketPage {
         let limit = limit.clamp(1, MAX_PAGE_ITEMS);
         let after = after.map(|(tenant, key)| Name::new(*tenant, key));
-        let copy_here = |object: &Object| object.replicas().iter().find(|replica| replica.id.node == node).copied();
+        let copy_here = |object: &Object| object.replicas().find(|replica| replica.id.node == node);
         let mut held: Vec<_> = self
             .objects
             .bucket(bucket)
@@ -240,6 +240,6 @@ fn listed(object: &Object) -> ListedObject {
         data_type: object.data_type,
         group: object.group().cloned(),
         pins: object.pins,
-        replicas: object.replicas().len() as u32,
+        replicas: object.replica_count() as u32,
     }
 }

@@ -63,7 +63,7 @@ impl Catalog {
         if self.retired.contains(item.replica) {
             return Err(Refusal::Abandoned);
         }
-        if object.has_replica_on(item.replica.node) || object.replicas().len() >= MAX_REPLICAS {
+        if object.has_replica_on(item.replica.node) || object.replica_count() >= MAX_REPLICAS {
             return Err(Refusal::TooManyReplicas);
         }
         also(self, object)?;
@@ -130,7 +130,7 @@ impl Catalog {
     /// The other copies on nodes that read.
     fn others<'a>(&'a self, object: &'a Object, replica: Replica) -> impl Iterator<Item = Replica> + 'a {
         let reads = move |other: &Replica| other.id != replica.id && self.nodes.reads(other.id.node);
-        object.replicas().iter().copied().filter(reads)
+        object.replicas().filter(reads)
     }
 
     fn find_replica(&self, item: &ReplicaName) -> Option<(Slot, Replica)> {
@@ -140,7 +140,7 @@ impl Catalog {
 
     /// Takes one copy away, and the object with the last one. Its node frees it on this answer.
     fn take_away(&mut self, slot: Slot, replica: Replica) -> ForgetOutcome {
-        let last = self.objects.get(slot).replicas().len() == 1;
+        let last = self.objects.get(slot).replica_count() == 1;
         if last {
             self.displace(slot);
         } else {

@@ -1,6 +1,8 @@
 //! Doubly linked lists threaded through one array of links.
 
 const NONE: u32 = u32::MAX;
+/// Stands for the neighbours of an id that is in no list.
+const OUTSIDE: u32 = u32::MAX - 1;
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
@@ -12,6 +14,13 @@ struct Link {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     links: Vec<Link>,
+}
+
+impl Links {
+    /// Whether `id` is in a list.
+    pub(super) fn has(&self, id: u32) -> bool {
+        self.links.get(id as usize).is_some_and(|link| link.next != OUTSIDE)
+    }
 }
 
 /// One list: its newest and its oldest id.
@@ -41,7 +50,7 @@ impl List {
     pub(super) fn push(&mut self, links: &mut Links, id: u32) {
         let needed = id as usize + 1;
         if links.links.len() < needed {
-            links.links.resize(needed.next_multiple_of(1024), Link { previous: NONE, next: NONE });
+            links.links.resize(needed.next_multiple_of(1024), Link { previous: OUTSIDE, next: OUTSIDE });
         }
         links.links[id as usize] = Link { previous: NONE, next: self.newest };
         match self.newest {
@@ -54,7 +63,8 @@ impl List {
 
     /// Takes out `id`, which is in this list.
     pub(super) fn remove(&mut self, links: &mut Links, id: u32) {
-        let Link { previous, next } = links.links[id as usize];
+        let outside = Link { previous: OUTSIDE, next: OUTSIDE };
+        let Link { previous, next } = std::mem::replace(&mut links.links[id as usize], outside);
         match previous {
             NONE => self.newest = next,
             previous => links.links[previous as usize].next = next,

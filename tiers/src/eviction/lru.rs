@@ -10,35 +10,23 @@ use super::list::{Links, List};
 pub struct Lru {
     links: Links,
     order: List,
-    present: Vec<bool>,
-}
-
-impl Lru {
-    fn has(&self, id: u32) -> bool {
-        self.present.get(id as usize).copied().unwrap_or(false)
-    }
 }
 
 impl Eviction for Lru {
     fn insert(&mut self, id: u32, _key: KeyHash, _bytes: u64) {
         self.remove(id);
-        if self.present.len() <= id as usize {
-            self.present.resize((id as usize + 1).next_multiple_of(1024), false);
-        }
-        self.present[id as usize] = true;
         self.order.push(&mut self.links, id);
     }
 
     fn touch(&mut self, id: u32) {
-        if self.has(id) {
+        if self.links.has(id) {
             self.order.remove(&mut self.links, id);
             self.order.push(&mut self.links, id);
         }
     }
 
     fn remove(&mut self, id: u32) {
-        if self.has(id) {
-            self.present[id as usize] = false;
+        if self.links.has(id) {
             self.order.remove(&mut self.links, id);
         }
     }

@@ -233,7 +233,7 @@ impl ObjectBuffer {
             tenant: name.tenant,
             key: name.key.clone(),
             version: name.version,
-            replica: name.replica,
+            other_replica: Entry::other_replica(name.version, name.replica),
             object_length: self.object_length,
             commit_index: 0,
             dram: PerSlice::collect(slices),

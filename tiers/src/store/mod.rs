@@ -344,7 +344,7 @@ impl Tables {
 }
 
 fn name_of(entry: &index::Entry) -> ReplicaName {
-    ReplicaName { tenant: entry.tenant, key: entry.key.clone(), version: entry.version, replica: entry.replica }
+    ReplicaName { tenant: entry.tenant, key: entry.key.clone(), version: entry.version, replica: entry.replica() }
 }
 
 /// The store's tasks hold it weakly, so that dropping the last handle ends them.

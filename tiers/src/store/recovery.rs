@@ -345,7 +345,7 @@ fn entry_of(header: &SliceHeader, commit_index: u64) -> Entry {
         tenant: header.tenant,
         key: header.key.clone(),
         version: header.version,
-        replica: header.replica,
+        other_replica: Entry::other_replica(header.version, header.replica),
         object_length: header.object_length,
         commit_index,
         dram: None,
