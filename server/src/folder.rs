@@ -137,6 +137,13 @@ impl DataFolder {
         Ok(folder)
     }
 
+    /// The node of the data folder at `path`, whoever has it open; `None` if there is none.
+    #[must_use]
+    pub fn node_of(path: &Path) -> Option<NodeId> {
+        let bytes = fs::read(path.join("identity.json")).ok()?;
+        serde_json::from_slice(&bytes).ok().map(|identity: Identity| NodeId(identity.node))
+    }
+
     fn persist(&self, identity: &Identity) -> Result<(), FolderError> {
         let path = self.path.join("identity.json");
         let bytes = serde_json::to_vec_pretty(identity)

@@ -32,6 +32,8 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
     let memory = MemoryConfig {
         folder: config.dram.folder.clone(),
         name: format!("tidepool-{}", folder.node()),
+        // As it is found from anywhere.
+        owner: Some(folder.path().canonicalize().unwrap_or_else(|_| folder.path().to_owned())),
         capacity_bytes: config.dram.capacity.map_or_else(default_dram_bytes, |capacity| capacity.0),
         survive_restart: config.dram.survive_restart,
         node: folder.node(),

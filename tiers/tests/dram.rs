@@ -19,6 +19,7 @@ fn config(folder: &Path, capacity_bytes: u64, incarnation: u32) -> MemoryConfig 
     MemoryConfig {
         folder: Some(folder.to_owned()),
         name: "segment".into(),
+        owner: None,
         capacity_bytes,
         survive_restart: true,
         node: NodeId(5),

@@ -66,6 +66,7 @@ fn config(folder: Option<&Path>, name: &str, capacity_bytes: u64) -> MemoryConfi
     MemoryConfig {
         folder: folder.map(Path::to_owned),
         name: name.into(),
+        owner: None,
         capacity_bytes,
         survive_restart: true,
         node: NodeId(5),

@@ -29,6 +29,13 @@ pub(super) const WORD_VALID_UNTIL: usize = 17;
 pub(super) const WORD_RETIRED: usize = 18;
 pub(super) const WORD_RECOVERING: usize = 19;
 pub(super) const WORD_SLOTS_USED: usize = 20;
+const WORD_OWNER: usize = 32;
+const OWNER_WORDS: usize = 32;
+/// Longest owner that a segment names, in bytes.
+pub const OWNER_BYTES: usize = OWNER_WORDS * 8;
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = HEADER_WORDS * 8;
+const _: () = assert!(WORD_OWNER + OWNER_WORDS <= HEADER_WORDS);
 
 /// The fixed facts of one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +157,26 @@ impl Layout {
 
     pub(super) fn set_incarnation<C: Cell>(words: &[C], incarnation: Incarnation) {
         words[WORD_INCARNATION].store(u64::from(incarnation.0), Relaxed);
+    }
+
+    /// Notes whose segment it is, in words for people: where the node keeps its data. Nothing, if it is too long.
+    pub fn set_owner<C: Cell>(words: &[C], owner: &[u8]) {
+        let mut bytes = [0; OWNER_BYTES];
+        if let Some(place) = bytes.get_mut(..owner.len()) {
+            place.copy_from_slice(owner);
+        }
+        for (cell, word) in words[WORD_OWNER..].iter().zip(bytes.as_chunks().0) {
+            cell.store(u64::from_le_bytes(*word), Relaxed);
+        }
+    }
+
+    /// What [`Layout::set_owner`] noted; empty if it never did.
+    #[must_use]
+    pub fn owner<C: Cell>(words: &[C]) -> Vec<u8> {
+        let words = words[WORD_OWNER..].iter().take(OWNER_WORDS);
+        let mut bytes: Vec<u8> = words.flat_map(|cell| cell.load(Relaxed).to_le_bytes()).collect();
+        bytes.truncate(bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len()));
+        bytes
     }
 
     /// First word of bucket `bucket`.

@@ -20,7 +20,7 @@ mod writer;
 use std::sync::atomic::{self, AtomicU64, Ordering};
 
 pub use entry::{Extent, Extents, MAX_EXTENTS, PAGE_BYTES};
-pub use layout::{Layout, LayoutError};
+pub use layout::{HEADER_BYTES, Layout, LayoutError, OWNER_BYTES};
 pub use reader::{Doubt, Found, Lookup, Reader, SliceName};
 pub use writer::{Recovered, RecoveredSlot, SlotId, SlotPromise, SlotsExhausted, Writer, read_slice};
 

@@ -82,6 +82,20 @@ fn a_slice_is_found_once_complete_and_until_retired() {
 }
 
 #[test]
+fn the_owner_is_read_as_noted_and_one_that_is_too_long_is_not_noted() {
+    let words = segment(4);
+    let layout = Layout::read(&words).expect("a segment");
+    assert!(Layout::owner(&words).is_empty());
+    for owner in [&b"/var/lib/tidepool"[..], b"/d", &[b'x'; OWNER_BYTES]] {
+        Layout::set_owner(&words, owner);
+        assert_eq!(Layout::owner(&words), owner);
+    }
+    Layout::set_owner(&words, &[b'x'; OWNER_BYTES + 1]);
+    assert!(Layout::owner(&words).is_empty());
+    assert_eq!(Layout::read(&words), Ok(layout), "nothing else is touched");
+}
+
+#[test]
 fn the_longest_key_with_the_most_extents_fits_what_was_promised() {
     let slot_count = 1 + most_payload_slots(MAX_KEY_BYTES);
     let words = segment(slot_count);

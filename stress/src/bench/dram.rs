@@ -91,6 +91,7 @@ fn open() -> Result<Arc<MemoryTier>, Error> {
     let config = MemoryConfig {
         folder: None,
         name: format!("tidepool-bench-{}", std::process::id()),
+        owner: None,
         // A page more a slice for the checksums of its chunks, and one slice more than there are at a time.
         capacity_bytes: ((SLICES + 1) * (SLICE_BYTES + 4096)) as u64,
         survive_restart: false,

@@ -128,15 +128,20 @@ fn retire(path: &Path, words: &[AtomicU64], why: &str) {
     Writer::set_retired(words);
 }
 
-/// A mount of hugetlbfs that has our segment already, or enough free pages for it.
-fn hugetlbfs(name: &str, bytes: u64) -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/mounts").ok()?;
-    let mounts = mounts.lines().filter_map(|line| {
+/// Where hugetlbfs is mounted.
+pub(super) fn hugetlbfs_mounts() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let place = |line: &str| {
         let mut fields = line.split(' ').skip(1);
         let (place, kind) = (fields.next()?, fields.next()?);
         (kind == "hugetlbfs").then(|| PathBuf::from(place))
-    });
-    let mounts: Vec<PathBuf> = mounts.collect();
+    };
+    mounts.lines().filter_map(place).collect()
+}
+
+/// A mount of hugetlbfs that has our segment already, or enough free pages for it.
+fn hugetlbfs(name: &str, bytes: u64) -> Option<PathBuf> {
+    let mounts = hugetlbfs_mounts();
     let has_room = |place: &&PathBuf| statvfs(*place).is_ok_and(|stat| stat.f_bavail * stat.f_frsize >= bytes);
     let ours = mounts.iter().find(|place| place.join(name).exists());
     ours.or_else(|| mounts.iter().find(has_room)).cloned()

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +34,8 @@ pub struct MemoryConfig {
     pub folder: Option<PathBuf>,
     /// Name of the file.
     pub name: String,
+    /// The node's data folder: noted in the segment, for people who wonder whose it is.
+    pub owner: Option<PathBuf>,
     /// Bytes of data, rounded down to pages.
     pub capacity_bytes: u64,
     /// Keep the segment when the process ends. False: anonymous memory.
@@ -91,6 +94,8 @@ impl MemoryTier {
         let (writer, found) = Writer::recover(arena.words(), config.incarnation).map_err(damaged)?;
         let (allocator, blocks) =
             Allocator::restore(data_pages, &found.extents).expect("recovered extents do not overlap");
+        let owner = config.owner.as_deref().map(|owner| owner.as_os_str().as_bytes());
+        Layout::set_owner(arena.words(), owner.unwrap_or_default());
         let backed_slots = writer.slots_needed().max(segment::initially_backed(&layout));
         let state = Mutex::new(State { allocator, writer, reserved_pages: 0, backed_slots });
         let tier = Self { arena, layout, file, path, state, closed: AtomicBool::new(false) };

@@ -114,6 +114,7 @@ impl TestNode {
         let memory = MemoryConfig {
             folder: Some(PathBuf::from("/dev/shm")),
             name: format!("tidepool-test-{name}"),
+            owner: None,
             capacity_bytes: dram,
             survive_restart: true,
             node: NODE,

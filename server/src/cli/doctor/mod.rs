@@ -5,6 +5,7 @@
 
 mod disk;
 mod machine;
+mod segments;
 mod topology;
 
 use std::process::ExitCode;
@@ -56,6 +57,7 @@ impl Finding {
 pub(super) fn run(arguments: &DoctorArguments, output: &Output) -> Result<ExitCode, Failure> {
     let config = arguments.settings.load()?;
     let mut findings = machine::look(&config);
+    findings.extend(segments::look(&config));
     findings.extend(topology::look());
     findings.extend(disk::look(&config, arguments.quick));
     let bad = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count();
@@ -90,6 +92,7 @@ mod tests {
         config.grpc.listen.set_port(0);
         config.admin.listen.set_port(0);
         let mut findings = machine::look(&config);
+        findings.extend(segments::look(&config));
         findings.extend(disk::look(&config, true));
         assert!(findings.len() >= 10);
         for finding in &findings {
