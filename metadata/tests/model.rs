@@ -43,7 +43,7 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Step> {
     let state = prop_oneof![Just(NodeState::Up), Just(NodeState::Draining), Just(NodeState::Absent)];
-    let mode = prop_oneof![Just(ForgetMode::SurplusOnly), Just(ForgetMode::EvenLast)];
+    let mode = prop_oneof![Just(ForgetMode::SurplusOnly), Just(ForgetMode::EvenLast), Just(ForgetMode::Lost)];
     let many = |most| vec(any::<usize>(), 1..most);
     let copies = || vec((any::<usize>(), any::<u8>()), 1..3);
     // Few ids, so that most are repeats.

@@ -410,6 +410,9 @@ impl CatalogHandle {
     /// # Errors
     /// As [`CatalogHandle::propose`]; some of the replicas may be forgotten then: ask again.
     pub async fn forget(&self, names: Vec<ForgetName>, mode: ForgetMode) -> Result<Vec<Forgotten>, CatalogError> {
+        if mode == ForgetMode::Lost {
+            return self.forget_lost(names).await;
+        }
         if self.leads() {
             return Ok(self.forget_here(names, mode).await?.1);
         }
@@ -421,6 +424,13 @@ impl CatalogHandle {
             }
         }
         Ok(forgotten)
+    }
+
+    /// What is gone is no matter of leases: any member logs it.
+    async fn forget_lost(&self, names: Vec<ForgetName>) -> Result<Vec<Forgotten>, CatalogError> {
+        let (mut answers, all): (_, Vec<usize>) = (vec![None; names.len()], (0..names.len()).collect());
+        self.log_forget(&names, &all, ForgetMode::Lost, &mut answers).await?;
+        answers.into_iter().collect::<Option<Vec<_>>>().ok_or(CatalogError::Unexpected { expected: "forget" })
     }
 
     /// As the leader does it, who has the leases.

@@ -165,7 +165,7 @@ impl Question {
                 out.key(key);
             }
             Self::Forget { mode, names } => {
-                out.0.extend_from_slice(&[5, u8::from(*mode == ForgetMode::EvenLast)]);
+                out.0.extend_from_slice(&[5, *mode as u8]);
                 for (tenant, key, version, replica) in names {
                     out.small(tenant.0);
                     out.key(key);
@@ -214,7 +214,12 @@ impl Question {
             3 => Self::Release { tenant: TenantId(input.small()?), keys: input.rest(In::key)? },
             4 => Self::Left { tenant: TenantId(input.small()?), key: input.key()? },
             5 => {
-                let mode = if input.byte()? == 1 { ForgetMode::EvenLast } else { ForgetMode::SurplusOnly };
+                let mode = match input.byte()? {
+                    0 => ForgetMode::SurplusOnly,
+                    1 => ForgetMode::EvenLast,
+                    2 => ForgetMode::Lost,
+                    _ => return None,
+                };
                 let names = input.rest(|input| {
                     let (tenant, key) = (TenantId(input.small()?), input.key()?);
                     let (node, incarnation, sequence) = input.id()?;

@@ -333,6 +333,7 @@ async fn a_flipped_bit_on_disk_is_a_miss_with_a_counter() {
         }
     }
     assert_eq!(node.tiers()[1].corruptions, 1);
+    node.until(|node| node.forget.lost.load(Ordering::SeqCst) == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ mod test_node;
 
 use std::sync::atomic::Ordering;
 
-use test_node::{TestNode, payload};
+use test_node::{Answers, TestNode, payload};
 use tidepool_metadata::TierKind;
 use tidepool_tiers::io::Operation;
 use tidepool_tiers::io::faulty::{Fault, FaultyDisk};
@@ -119,12 +119,14 @@ async fn a_new_disk_in_place_of_another_has_nothing_of_it_and_the_catalog_is_tol
     node.demote_all().await;
     let kept = node.put_many(4, HALF).await;
     node.store.detach_nvme().await.unwrap();
-    let asked = node.forget.asked.load(Ordering::SeqCst);
+    // It does not hear at first.
+    node.forget.answer(Answers::Silence);
     assert_eq!(node.attach_on(Some(&new)).await, 0);
     for name in &lost {
         assert!(node.try_read(name).await.unwrap().is_none(), "{}", name.key);
     }
-    node.until(|node| node.forget.asked.load(Ordering::SeqCst) == asked + 10).await;
+    node.forget.answer(Answers::Allow);
+    node.until(|node| node.forget.lost.load(Ordering::SeqCst) == 10).await;
     // The same places are taken again.
     let later = node.put_many(10, HALF).await;
     node.demote_all().await;

@@ -295,6 +295,8 @@ pub enum ForgetMode {
     SurplusOnly = 0,
     /// The last one too: eviction. The object is gone with it.
     EvenLast = 1,
+    /// Whatever was promised of the object: its node has lost the copy, by damage or with a disk.
+    Lost = 2,
 }
 
 /// One object to remove.

@@ -109,7 +109,7 @@ impl Field for SessionId {
     }
 }
 
-numbered!(ForgetMode: SurplusOnly, EvenLast);
+numbered!(ForgetMode: SurplusOnly, EvenLast, Lost);
 fields!(NodeAddresses { grpc, engine, admin });
 fields!(NodeRegistration { node, incarnation, addresses, tiers });
 fields!(CompleteItem {

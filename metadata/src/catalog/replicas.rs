@@ -113,7 +113,7 @@ impl Catalog {
         match mode {
             ForgetMode::SurplusOnly if !self.is_surplus(object, replica) => return ForgetOutcome::StillNeeded,
             ForgetMode::EvenLast if object.pins > 0 && others_read == 0 => return ForgetOutcome::Pinned,
-            ForgetMode::SurplusOnly | ForgetMode::EvenLast => {}
+            ForgetMode::SurplusOnly | ForgetMode::EvenLast | ForgetMode::Lost => {}
         }
         self.take_away(slot, replica)
     }

@@ -121,6 +121,27 @@ async fn pinned_and_leased_replicas_are_refused_before_the_log() {
     assert_eq!(surplus, [Forgotten::StillNeeded]);
 }
 
+/// It was refused as leased or pinned, once and for all: listed and without a copy, its key was taken and its value gone.
+#[tokio::test]
+async fn a_lost_copy_is_forgotten_though_it_is_leased_or_pinned() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_group, handle) = open(folder.path()).await;
+    put(&handle, "pinned", 1).await;
+    put(&handle, "leased", 2).await;
+    let pin = PinItem { tenant: TenantId::DEFAULT, key: key("pinned"), request: None };
+    handle.propose(Command::Pin(vec![pin])).await.unwrap();
+    exists(&handle, "leased", Some(MINUTE)).await;
+    let names = vec![name("pinned", 1), name("leased", 2), name("never", 3)];
+    for _ in 0..2 {
+        assert_eq!(handle.forget(names.clone(), ForgetMode::Lost).await.unwrap(), [Forgotten::Yes; 3]);
+    }
+    for gone in ["pinned", "leased"] {
+        assert_eq!(exists(&handle, gone, None).await, Presence::Missing);
+    }
+    put(&handle, "leased", 4).await;
+    assert_eq!(exists(&handle, "leased", None).await, Presence::Present);
+}
+
 #[tokio::test]
 async fn a_removed_object_leaves_no_lease_behind() {
     let folder = tempfile::tempdir().unwrap();

@@ -92,6 +92,15 @@ impl Forget for CatalogForget {
         }
         .boxed()
     }
+
+    fn lost(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, bool> {
+        async move {
+            let Some(catalog) = self.catalog.get() else { return false };
+            let names = replicas.into_iter().map(|name| (name.tenant, name.key, name.version, name.replica)).collect();
+            catalog.forget(names, ForgetMode::Lost).await.is_ok()
+        }
+        .boxed()
+    }
 }
 
 fn answer(forgotten: Forgotten) -> ForgetAnswer {

@@ -25,6 +25,7 @@ mod demote;
 mod heat;
 mod hold;
 mod index;
+mod lost;
 mod nvme;
 mod outside;
 mod promote;
@@ -123,6 +124,9 @@ pub enum ForgetAnswer {
 pub trait Forget: Send + Sync + 'static {
     /// Answers in order, one a name. May take as long as the catalog does.
     fn forget(&self, replicas: Vec<ReplicaName>) -> futures::future::BoxFuture<'_, Vec<ForgetAnswer>>;
+
+    /// Tells that these replicas are gone, whatever was promised of them. True when that is committed; else it is told again.
+    fn lost(&self, replicas: Vec<ReplicaName>) -> futures::future::BoxFuture<'_, bool>;
 }
 
 /// What identifies a sealed replica.
@@ -160,6 +164,7 @@ pub(crate) struct Inner {
     pressure: Notify,
     recovery: recovery::Progress,
     holds: Mutex<hold::Holds>,
+    lost: lost::Lost,
     stopping: AtomicBool,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -206,6 +211,7 @@ impl TieredStore {
             pressure: Notify::new(),
             recovery: recovery::Progress::new(recovered),
             holds: Mutex::new(hold::Holds::default()),
+            lost: lost::Lost::default(),
             stopping: AtomicBool::new(false),
             tasks: Mutex::new(Vec::new()),
             config,
@@ -219,6 +225,7 @@ impl TieredStore {
             tokio::spawn(scrub::run(Arc::downgrade(&store.inner))),
             tokio::spawn(hold::run(Arc::downgrade(&store.inner))),
             tokio::spawn(heat::run(Arc::downgrade(&store.inner))),
+            tokio::spawn(lost::run(Arc::downgrade(&store.inner))),
         ];
         store.inner.tasks.lock().extend(tasks);
         store

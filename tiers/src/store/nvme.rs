@@ -10,9 +10,6 @@ use super::{Attached, ForgetAnswer, Inner, ReplicaName, TieredStore};
 use crate::StoreError;
 use crate::nvme::{BoxFuture, Location, NvmeTier, RecordOwner, Verdict, WritePolicy};
 
-/// Replicas in one proposal to forget.
-const FORGET_BATCH: usize = 256;
-
 impl TieredStore {
     /// Attaches an NVMe tier and scans it: replicas found there that this node still has, or had when the tier was
     /// detached, can be read from it again; other records are released. What is nowhere any more is forgotten. Answers
@@ -71,7 +68,7 @@ impl Inner {
         let missing: Vec<_> = missing.map(|(id, entry)| (id, super::name_of(entry))).collect();
         missing.iter().for_each(|(id, _)| self.drop_entry(&mut tables, *id));
         drop(tables);
-        self.propose_forgetting(missing.into_iter().map(|(_, name)| name).collect());
+        self.lost.tell(missing.into_iter().map(|(_, name)| name));
     }
 }
 
@@ -139,7 +136,7 @@ impl RecordOwner for Inner {
         if orphaned {
             self.drop_entry(&mut tables, id);
             drop(tables);
-            self.propose_forgetting(vec![name]);
+            self.lost.tell([name]);
         }
         true
     }
@@ -196,16 +193,6 @@ impl Inner {
             forgotten.insert(name.replica);
         }
         forgotten
-    }
-
-    /// Tells the catalog, in the background, that replicas are gone: damaged or lost, with no good copy on another tier.
-    pub(super) fn propose_forgetting(&self, names: Vec<ReplicaName>) {
-        let forget = Arc::clone(&self.forget);
-        tokio::spawn(async move {
-            for batch in names.chunks(FORGET_BATCH) {
-                forget.forget(batch.to_vec()).await;
-            }
-        });
     }
 }
 

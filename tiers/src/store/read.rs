@@ -281,7 +281,7 @@ impl Inner {
     }
 
     /// Drops the damaged copy on `bad`. Answers where a good one may be on NVMe; without one the whole replica goes,
-    /// and is proposed to be forgotten.
+    /// and the catalog is told.
     pub(super) fn give_up(&self, name: &ReplicaName, bad: TierKind) -> Option<PerSlice<Location>> {
         self.counters.corrupt(bad);
         tracing::error!(key = %name.key, tier = bad.name(), "damaged bytes found: this copy is dropped");
@@ -305,7 +305,7 @@ impl Inner {
         }
         if orphaned {
             self.drop_entry(&mut tables, id);
-            self.propose_forgetting(vec![name.clone()]);
+            self.lost.tell([name.clone()]);
         }
         rest
     }

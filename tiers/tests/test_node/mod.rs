@@ -30,6 +30,8 @@ pub(crate) enum Answers {
 pub(crate) struct ScriptedForget {
     answers: AtomicU8,
     pub(crate) asked: AtomicU64,
+    /// Replicas that were told to be gone.
+    pub(crate) lost: AtomicU64,
 }
 
 impl ScriptedForget {
@@ -47,6 +49,12 @@ impl Forget for ScriptedForget {
             _ => ForgetAnswer::Unanswered,
         };
         async move { vec![answer; replicas.len()] }.boxed()
+    }
+
+    fn lost(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, bool> {
+        let hears = self.answers.load(Ordering::SeqCst) != Answers::Silence as u8;
+        self.lost.fetch_add(if hears { replicas.len() as u64 } else { 0 }, Ordering::SeqCst);
+        async move { hears }.boxed()
     }
 }
 

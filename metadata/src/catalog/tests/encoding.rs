@@ -129,7 +129,7 @@ fn registrations() -> impl Strategy<Value = NodeRegistration> {
 
 fn commands() -> impl Strategy<Value = Command> {
     let states = prop_oneof![Just(NodeState::Up), Just(NodeState::Draining), Just(NodeState::Absent)];
-    let modes = prop_oneof![Just(ForgetMode::SurplusOnly), Just(ForgetMode::EvenLast)];
+    let modes = prop_oneof![Just(ForgetMode::SurplusOnly), Just(ForgetMode::EvenLast), Just(ForgetMode::Lost)];
     prop_oneof![
         registrations().prop_map(Command::RegisterNode),
         (any::<u32>(), any::<u32>(), states).prop_map(|(node, incarnation, state)| Command::SetNodeState {

@@ -126,6 +126,22 @@ fn a_surplus_leaves_one_copy_of_the_durability_asked_for() {
     assert_eq!(memory, ForgetOutcome::Forgotten { last: false });
 }
 
+/// A node that has lost its copy can keep no promise: what was listed on, could be neither read nor put anew.
+#[test]
+fn a_copy_that_is_lost_goes_whatever_was_promised() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1, 2]);
+    world.pin("a");
+    assert_eq!(world.forget(ForgetMode::Lost, "a", replica(1, 1)), ForgetOutcome::Forgotten { last: false });
+    assert_eq!(world.replicas("a"), [replica(2, 1)]);
+    assert_eq!(world.forget(ForgetMode::Lost, "a", replica(2, 1)), ForgetOutcome::Forgotten { last: true });
+    assert_eq!(world.presence("a"), Presence::Missing);
+    assert!(world.free_list(1).is_empty() && world.free_list(2).is_empty(), "there is nothing to free");
+    world.stored("a", 2, &[1]);
+    assert_eq!(world.forget(ForgetMode::Lost, "a", replica(1, 1)), ForgetOutcome::Unknown, "a repeat");
+    assert_eq!(world.presence("a"), Presence::Present);
+}
+
 #[test]
 fn eviction_of_the_last_copy_ends_the_object_unless_pinned() {
     let mut world = World::new(1);
