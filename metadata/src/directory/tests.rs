@@ -310,14 +310,14 @@ fn slices_over_the_same_pages_are_both_dropped() {
     assert_eq!(recovered.slots.iter().map(|found| found.slot).collect::<Vec<_>>(), [apart]);
 }
 
-/// Slots whose generation was the last there is: the next one was computed without regard to that.
+/// Slots and buckets whose counters were the last there is: the next one was computed without regard to that.
 #[test]
-fn slots_full_of_ones_are_used_again() {
+fn slots_and_buckets_full_of_ones_are_used_again() {
     let words = segment(16);
     let (mut writer, _) = Writer::recover(&words, FIRST_LIFE).expect("a segment");
     put(&mut writer, &words, &header(b"old", 1, 1), &[(1, 1)]);
     let layout = Layout::read(&words).expect("a layout");
-    words[layout.slot(0)..layout.slot(0) + 16 * SLOT_WORDS].iter().for_each(|word| word.store(u64::MAX, Relaxed));
+    words[Layout::bucket(0)..layout.slot(0) + 16 * SLOT_WORDS].iter().for_each(|word| word.store(u64::MAX, Relaxed));
     let (mut writer, recovered) = Writer::recover(&words, Incarnation(8)).expect("a segment");
     assert!(recovered.slots.is_empty());
     Writer::set_valid_until(&words, 1000);

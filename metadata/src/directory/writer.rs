@@ -245,10 +245,10 @@ impl Writer {
 
     fn change_bucket<C: Cell>(&self, words: &[C], bucket: usize, change: impl FnOnce()) {
         let sequence = words[bucket].load(Relaxed);
-        words[bucket].store(sequence + 1, Relaxed);
+        words[bucket].store(sequence | 1, Relaxed);
         C::fence(Release);
         change();
-        words[bucket].store(sequence + 2, Release);
+        words[bucket].store(next_even(sequence), Release);
     }
 
     fn is_linked<C: Cell>(&self, words: &[C], bucket: usize, slot: SlotId) -> bool {
@@ -288,9 +288,9 @@ impl Writer {
             let at = Layout::bucket(bucket);
             let sequence = words[at].load(Relaxed);
             // Buckets that were never used stay untouched: their pages need no memory yet.
-            if sequence != 0 {
+            if sequence != 0 || words[at + 1].load(Relaxed) != 0 {
                 words[at + 1].store(0, Relaxed);
-                words[at].store((sequence | 1) + 1, Release);
+                words[at].store(next_even(sequence), Release);
             }
         }
     }
@@ -349,6 +349,12 @@ fn any_overlap(layout: &Layout, extents: &[Extent]) -> bool {
         *word |= bit;
         was_taken
     })
+}
+
+/// The sequence of a bucket whose chain does not change any more. Never 0, which says that the bucket was never used: after
+/// damage, `sequence` may be the last there is.
+fn next_even(sequence: u64) -> u64 {
+    (sequence | 1).wrapping_add(1).max(2)
 }
 
 /// Two slices over one page cannot be; if damage made it so, neither is trusted.
