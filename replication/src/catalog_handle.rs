@@ -19,8 +19,8 @@ use tidepool_metadata::{LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantI
 use tokio::sync::watch;
 
 use crate::consensus::{
-    Change, Consensus, Group, GroupConfig, GroupLimits, GroupStatus, Lane, MemberChange, MemberId, NoTransport, Read,
-    StateMachine, Transport,
+    Change, Consensus, Group, GroupConfig, GroupLimits, GroupStatus, Lane, MemberChange, MemberId, NoTransport,
+    Outlives, Read, StateMachine, Transport,
 };
 use crate::error::{CatalogError, GroupError};
 use crate::leases::LeaderLeases;
@@ -162,12 +162,13 @@ impl CatalogHandle {
             return Err(CatalogError::DiskFull { free_bytes });
         }
         let items = item_count(&command);
+        let outlives = if command.is_volatile() { Outlives::Process } else { Outlives::Power };
         let mut bytes = Vec::new();
         command.encode(&mut bytes);
         // A command that cannot be read back must not get into the log: it would end every voter. Costs a decode.
         Command::decode(&bytes)?;
         drop(command);
-        let (index, outcome) = self.consensus.propose(bytes, items).await?;
+        let (index, outcome) = self.consensus.propose(bytes, items, outlives).await?;
         self.follow(&outcome);
         Ok((index, outcome))
     }

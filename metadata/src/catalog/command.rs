@@ -120,6 +120,13 @@ pub enum Command {
 }
 
 impl Command {
+    /// Whether all that the command tells of is lost with the host's memory: first puts of objects that asked for no more.
+    #[must_use]
+    pub fn is_volatile(&self) -> bool {
+        let is_volatile = |item: &CompleteItem| item.durability == Durability::Memory && !item.upsert && !item.pin;
+        matches!(self, Self::Complete(items) if items.iter().all(is_volatile))
+    }
+
     /// Whether the catalog is larger afterwards, by objects, copies or tenants, than what it can be without: on a disk that
     /// is nearly full such commands are refused and all others are taken.
     #[must_use]

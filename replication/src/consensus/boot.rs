@@ -1,10 +1,12 @@
 //! Whether the host lost what the kernel had: decides how much damage at the log's end is to be expected.
 //!
-//! With `durability = os` entries lie in the page cache for a while. After a loss of power pages of the log's end may be
-//! missing in any order; what is whole before the first hole is all that is left, and that is the deal of this setting.
-//! The same damage after a mere restart of the process, or with `fsync`, means a broken disk.
+//! With `durability = os`, and in a group of one ([`super::Outlives`]), entries lie in the page cache for a while. After a
+//! loss of power pages of the log's end may be missing in any order; what is whole before the first hole is all that is left,
+//! and nothing of what is not was promised to outlive this. The same damage after a mere restart of the process, or where
+//! all is synced, means a broken disk.
 //!
-//! The file `boot` in the group's folder has the durability (`f` or `o`) and the boot id of the last start.
+//! The file `boot` in the group's folder has the durability (`f` or `o`; `o` also of a group of one) and the boot id of the
+//! last start or change between the two.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -16,7 +18,7 @@ use crate::error::GroupError;
 const FILE: &str = "boot";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// True if the last start ran with `durability = os`, and the host has booted since.
+/// True if the log was not always synced, and the host has booted since.
 pub(super) fn lost_page_cache(folder: &Path) -> Result<bool, GroupError> {
     let error = |source| GroupError::Folder { path: folder.join(FILE), source };
     let last = match fs::read_to_string(folder.join(FILE)) {
@@ -28,7 +30,7 @@ pub(super) fn lost_page_cache(folder: &Path) -> Result<bool, GroupError> {
     Ok(last.strip_prefix('o').is_some_and(|last| last != boot_id))
 }
 
-/// Notes this start, durably, before anything is written that may be lost.
+/// Notes how the log is synced from now on, durably: before anything is written that may be lost, and once nothing is.
 pub(super) fn note(folder: &Path, durability: Durability) -> Result<(), GroupError> {
     let write = || {
         let letter = if durability == Durability::Os { 'o' } else { 'f' };

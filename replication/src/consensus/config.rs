@@ -20,6 +20,18 @@ pub enum Durability {
     Os,
 }
 
+/// What a command that was answered survives in a group of one, under [`Durability::Fsync`].
+///
+/// In every other group all commands are synced: another member may count on what this one acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outlives {
+    /// The process: what the command tells of is lost with the host's memory anyway. Synced behind the answer, within about
+    /// [`GroupLimits::image_interval`].
+    Process,
+    /// Loss of power.
+    Power,
+}
+
 /// What an empty folder becomes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Formation {

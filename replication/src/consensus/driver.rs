@@ -179,7 +179,7 @@ impl<S: StateMachine> Driver<S> {
             core.receive(now, &message, threads)?;
         }
         for proposal in proposals {
-            core.propose(proposal.command, proposal.items, proposal.reply);
+            core.propose(proposal.command, proposal.items, proposal.outlives, proposal.reply);
         }
         reads.into_iter().for_each(|reader| core.read(reader));
         changes.into_iter().for_each(|(change, changer)| core.change(change, changer, threads));

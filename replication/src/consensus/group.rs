@@ -73,8 +73,9 @@ impl Group {
         snapshot::tidy(path)?;
         let lost_page_cache = boot::lost_page_cache(path)?;
         if lost_page_cache {
-            tracing::warn!(node = %config.node, "the host booted anew under durability = os: commands that were answered just \
-                before may be lost");
+            tracing::info!(node = %config.node, "the host booted anew, and the log's end need not have been on disk: if it was \
+                not, commands are lost that were answered just before; under durability = fsync only such as told of what was in \
+                memory");
         }
         let log = Log::open(&path.join("log"), &config, lost_page_cache)?;
         if lost_page_cache && !log.members().is_alone(log.member()) {
@@ -93,18 +94,18 @@ impl Group {
             log.follow_image(position, members)?;
         }
         check_meeting(&log, &state)?;
-        boot::note(path, config.durability)?;
+        log.note_boot()?;
         let group = envelope::Group { cluster: config.cluster, epoch: config.epoch };
         let calls = Arc::new(Calls::new(log.member(), group, Arc::clone(&transport)));
         let image = Arc::new(Mutex::new(Some(image)));
         let offers = Arc::new(Offers::new(path, Arc::clone(&image)));
-        let (log_database, start) = (log.database(), state.position);
+        let (unsynced, start) = (log.unsynced(), state.position);
         let shared = Arc::new(Shared::new(config, limits, ballast, state));
         let dirty = Arc::new(Dirty::default());
         let (sender, receiver) = mpsc::sync_channel(APPLY_TURNS);
         let fetcher = Fetcher::new(Arc::clone(&calls));
         let driver = Driver::new(log, Threads::new(Arc::clone(&shared), transport, sender, fetcher))?;
-        let writer = Writer { shared: Arc::clone(&shared), image, start, log: log_database, dirty: Arc::clone(&dirty) };
+        let writer = Writer { shared: Arc::clone(&shared), image, start, log: unsynced, dirty: Arc::clone(&dirty) };
 
         let stop = Arc::clone(&shared);
         let running = shared.watch_running();

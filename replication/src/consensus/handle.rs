@@ -11,6 +11,7 @@ use tidepool_metadata::{LogIndex, LogTime, NodeId};
 use tokio::sync::{oneshot, watch};
 
 use super::calls::Calls;
+use super::config::Outlives;
 use super::core::Change as MemberChange;
 use super::envelope::Body;
 use super::image::Dirty;
@@ -86,21 +87,27 @@ impl<S: StateMachine> Consensus<S> {
         Self { shared, calls, offers, dirty, answerer }
     }
 
-    /// Logs the encoded `command` of so many `items`, applies it, and answers where and with what outcome.
+    /// Logs the encoded `command` of so many `items`, applies it, and answers where and with what outcome. `outlives` says what
+    /// of it must not be lost.
     ///
     /// Cancel safety: dropped before the command is logged, it never will be; later, it is applied without an answer.
     /// There is no deadline of its own.
     ///
     /// # Errors
     /// See [`CatalogError::is_unproposed`] for those after which nothing was logged.
-    pub async fn propose(&self, command: Vec<u8>, items: usize) -> Result<(LogIndex, S::Outcome), CatalogError> {
+    pub async fn propose(
+        &self,
+        command: Vec<u8>,
+        items: usize,
+        outlives: Outlives,
+    ) -> Result<(LogIndex, S::Outcome), CatalogError> {
         self.check_alive()?;
         if command.len() > MAX_COMMAND_BYTES || items > MAX_COMMAND_ITEMS {
             let (length_maximum, items_maximum) = (MAX_COMMAND_BYTES, MAX_COMMAND_ITEMS);
             return Err(CatalogError::TooLarge { length: command.len(), length_maximum, items, items_maximum });
         }
         let (reply, answer) = oneshot::channel();
-        if let Err(error) = self.shared.inbox.push(Proposal { command, items, reply }) {
+        if let Err(error) = self.shared.inbox.push(Proposal { command, items, outlives, reply }) {
             // The group may have failed since; that says more.
             self.check_alive()?;
             return Err(error);
@@ -137,8 +144,9 @@ impl<S: StateMachine> Consensus<S> {
         let is_recent = matches!(read, Read::AtLeast(_)) && self.is_recent(began);
         let from = match read {
             Read::Local => Some(LogIndex(0)),
-            Read::AtLeast(index) => is_recent.then_some(index),
-            Read::Linearizable => None,
+            // What a leader has not logged was told by a life of the group that loss of power cut short, or by nobody.
+            Read::AtLeast(index) if is_recent => Some(self.leads_from().map_or(index, |from| index.min(from))),
+            Read::AtLeast(_) | Read::Linearizable => None,
         };
         if let Some(from) = from {
             // Most reads: nothing is waited for.
@@ -148,11 +156,10 @@ impl<S: StateMachine> Consensus<S> {
             }
         }
         let wait = async {
-            let from = match read {
-                Read::Local => LogIndex(0),
-                Read::AtLeast(index) if is_recent => index,
-                Read::AtLeast(index) => self.read_index().await?.max(index),
-                Read::Linearizable => self.read_index().await?,
+            let from = match (from, read) {
+                (Some(from), _) => from,
+                (None, Read::AtLeast(index)) => self.read_index().await?.max(index),
+                (None, _) => self.read_index().await?,
             };
             let mut applied = self.watch_applied();
             while *applied.borrow_and_update() < from {

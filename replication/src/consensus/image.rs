@@ -29,8 +29,8 @@ use rocksdb::{DB, Direction, IteratorMode, Options, WriteBatch, WriteOptions};
 use tidepool_metadata::{LogIndex, LogTime};
 use tokio::sync::oneshot;
 
-use super::config::{Durability, GroupConfig};
-use super::log::Position;
+use super::config::GroupConfig;
+use super::log::{Position, Unsynced};
 use super::machine::{Change, StateMachine};
 use super::member::Members;
 use super::shared::{Applied, Shared};
@@ -264,7 +264,7 @@ pub(super) struct Writer<S: StateMachine> {
     pub(super) image: Arc<Mutex<Option<Image>>>,
     /// Where the image was when it was loaded.
     pub(super) start: Position,
-    pub(super) log: Arc<DB>,
+    pub(super) log: Unsynced,
     pub(super) dirty: Arc<Dirty<S>>,
 }
 
@@ -328,9 +328,7 @@ impl<S: StateMachine> Writer<S> {
         let changes = state.machine.take_changes();
         let (position, time, bytes) = (state.position, state.time, state.bytes);
         drop(state);
-        if self.shared.config.durability == Durability::Os {
-            self.log.flush_wal(true).map_err(|source| GroupError::Write { what: "the log", source })?;
-        }
+        self.log.sync()?;
         self.with_image(|image| image.put(changes, position, time))?;
         (progress.written, progress.written_bytes) = (position, bytes);
         progress.unflushed_since.get_or_insert_with(Instant::now);

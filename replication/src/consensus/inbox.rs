@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use tidepool_metadata::LogIndex;
 use tokio::sync::oneshot;
 
-use super::config::GroupLimits;
+use super::config::{GroupLimits, Outlives};
 use super::core::Change;
 use super::log::Position;
 use super::member::Members;
@@ -31,6 +31,7 @@ pub(super) type Changer = oneshot::Sender<Result<Members, CatalogError>>;
 pub(super) struct Proposal<O> {
     pub(super) command: Vec<u8>,
     pub(super) items: usize,
+    pub(super) outlives: Outlives,
     pub(super) reply: Reply<O>,
 }
 

@@ -15,16 +15,17 @@
 //! Invariants: indices are dense from `compacted + 1` to `last`; terms never fall; `compacted` is never above the index
 //! of the flushed image.
 //!
-//! Durability: [`Log::append`] returns when the batch is on disk (`fsync`) or with the kernel (`os`; term and vote are
-//! synced even then). A failed write is final: the caller stops.
+//! Durability: [`Log::append`] returns when the batch is on disk (`fsync`) or with the kernel (`os`, or if the caller says that
+//! it may; term and vote are synced even then). A failed write is final: the caller stops.
 //! Crash: the last record of the write-ahead log may be cut, which was acknowledged to nobody; any other damage makes
-//! the database refuse to open (`TolerateCorruptedTailRecords`, no recycled logs). With `os`, a loss of power leaves what
-//! is whole before the first damage. What RocksDB cannot see, such as a
+//! the database refuse to open (`TolerateCorruptedTailRecords`, no recycled logs). Where not all is synced, a loss of power
+//! leaves what is whole before the first damage ([`boot`]). What RocksDB cannot see, such as a
 //! missing file whose entries leave a gap, is found when all entries are read at the start.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use protobuf::Message;
 use raft::eraftpb::{Entry, HardState, Snapshot};
@@ -34,7 +35,7 @@ use tidepool_metadata::LogIndex;
 
 use super::config::{Durability, Formation, GroupConfig};
 use super::member::{MemberId, Members};
-use super::{database, identity};
+use super::{boot, database, identity};
 use crate::error::GroupError;
 
 const IDENTITY: &[u8] = b"i";
@@ -73,7 +74,7 @@ pub trait LogStore: Storage {
     fn last(&self) -> u64;
 
     /// Appends entries, replacing those from the first one's index on, and the hard state, if there is a new one.
-    /// On return they are durable as the voter's durability says; term and vote always.
+    /// On return they are durable as the voter's durability says, if they must be synced; term and vote always.
     ///
     /// # Errors
     /// The disk's.
@@ -83,7 +84,7 @@ pub trait LogStore: Storage {
     /// Notes how far is committed; need not be durable before the next append.
     fn set_commit(&mut self, commit: u64);
 
-    /// Notes the members; durable before the next append is.
+    /// Notes the members; durable before the next append is, and all entries before them.
     ///
     /// # Errors
     /// The disk's.
@@ -116,7 +117,10 @@ impl Position {
 
 /// Owned by the Raft thread.
 pub(super) struct Log {
+    folder: PathBuf,
     database: Arc<DB>,
+    /// Entries were appended since the last sync.
+    has_unsynced: Arc<AtomicBool>,
     durability: Durability,
     hard_state: HardState,
     member: MemberId,
@@ -131,7 +135,24 @@ pub(super) struct Log {
     cache: VecDeque<Entry>,
     cache_bytes: usize,
     #[cfg(test)]
-    fail_writes: Arc<std::sync::atomic::AtomicBool>,
+    fail_writes: Arc<AtomicBool>,
+}
+
+/// Entries that were appended and may not be on disk yet, for another thread to sync.
+pub(super) struct Unsynced {
+    database: Arc<DB>,
+    any: Arc<AtomicBool>,
+}
+
+impl Unsynced {
+    /// Returns when all is on disk that was appended before the call.
+    pub(super) fn sync(&self) -> Result<(), GroupError> {
+        // Taken back first: what is appended during the sync is for the next one.
+        if !self.any.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.database.flush_wal(true).map_err(|source| GroupError::Write { what: "the log", source })
+    }
 }
 
 fn entry_key(index: u64) -> [u8; 9] {
@@ -162,7 +183,9 @@ impl Log {
             source,
         })?;
         let mut log = Self {
+            folder: config.folder.clone(),
             database: Arc::new(database),
+            has_unsynced: Arc::default(),
             durability: config.durability,
             hard_state: HardState::default(),
             member: MemberId::new(config.node, 0),
@@ -187,7 +210,7 @@ impl Log {
     }
 
     #[cfg(test)]
-    pub(super) fn failing_with(self, flag: &Arc<std::sync::atomic::AtomicBool>) -> Self {
+    pub(super) fn failing_with(self, flag: &Arc<AtomicBool>) -> Self {
         Self { fail_writes: Arc::clone(flag), ..self }
     }
 
@@ -332,7 +355,9 @@ impl LogStore for Log {
         let hard_state = hard_state.unwrap_or_else(|| self.hard_state.clone());
         let new_vote = (hard_state.term, hard_state.vote) != (self.hard_state.term, self.hard_state.vote);
         batch.put(HARD_STATE, encode(&hard_state));
-        self.write(batch, new_vote || must_sync && self.durability == Durability::Fsync)?;
+        let sync = new_vote || must_sync && self.durability == Durability::Fsync;
+        self.write(batch, sync)?;
+        self.has_unsynced.store(!sync, Ordering::Release);
         self.truncate(kept);
         entries.into_iter().for_each(|entry| self.remember(entry));
         self.hard_state = hard_state;
@@ -346,12 +371,19 @@ impl LogStore for Log {
     }
 
     fn set_members(&mut self, members: Members) -> Result<(), GroupError> {
+        let (was_alone, is_alone) = (self.members.is_alone(self.member), members.is_alone(self.member));
+        if was_alone && !is_alone {
+            // From here on others count on every entry.
+            self.unsynced().sync()?;
+            boot::note(&self.folder, self.durability)?;
+        }
         let mut batch = WriteBatch::default();
         batch.put(MEMBERS, members.encode());
         // One log of writes: whatever is synced later syncs this too.
-        self.write(batch, false)?;
+        let becomes_alone = is_alone && !was_alone;
+        self.write(batch, becomes_alone)?;
         self.members = members;
-        Ok(())
+        if becomes_alone { self.note_boot() } else { Ok(()) }
     }
 
     fn compact(&mut self, through: u64) -> Result<(), GroupError> {
@@ -424,14 +456,20 @@ impl Log {
         self.terms.iter().rfind(|start| start.index <= index).map(|start| start.term)
     }
 
-    /// What the image's thread syncs before it flushes, so that the image is never ahead of the log.
-    pub(super) fn database(&self) -> Arc<DB> {
-        Arc::clone(&self.database)
+    /// Notes how the log is synced, before the first append.
+    pub(super) fn note_boot(&self) -> Result<(), GroupError> {
+        let alone = self.members.is_alone(self.member);
+        boot::note(&self.folder, if alone { Durability::Os } else { self.durability })
+    }
+
+    /// What the image's thread syncs before it writes, so that the image is never ahead of the log.
+    pub(super) fn unsynced(&self) -> Unsynced {
+        Unsynced { database: Arc::clone(&self.database), any: Arc::clone(&self.has_unsynced) }
     }
 
     fn write(&self, batch: WriteBatch, sync: bool) -> Result<(), GroupError> {
         #[cfg(test)]
-        if self.fail_writes.load(std::sync::atomic::Ordering::Acquire) {
+        if self.fail_writes.load(Ordering::Acquire) {
             // RocksDB has no public constructor of an I/O error; an illegal call gives a real one.
             let source = DB::open(&Options::default(), "/dev/null/log").map(|_| ()).expect_err("no folder");
             return Err(GroupError::Write { what: "the log", source });

@@ -99,7 +99,7 @@ pub(super) fn open_limited(folder: &Path, limits: GroupLimits) -> (Group, Consen
 }
 
 pub(super) async fn add(group: &Consensus<Counter>, name: &str) -> u64 {
-    group.propose(name.as_bytes().to_vec(), 1).await.unwrap().1
+    group.propose(name.as_bytes().to_vec(), 1, Outlives::Power).await.unwrap().1
 }
 
 pub(super) async fn counts(group: &Consensus<Counter>) -> BTreeMap<Vec<u8>, u64> {
@@ -112,7 +112,7 @@ async fn answers_come_in_order_and_are_read_at_once() {
     let (_group, handle) = open(folder.path());
     let mut last = LogIndex(0);
     for count in 1..=50 {
-        let (index, answer) = handle.propose(b"a".to_vec(), 1).await.unwrap();
+        let (index, answer) = handle.propose(b"a".to_vec(), 1, Outlives::Power).await.unwrap();
         assert_eq!(answer, count);
         assert!(index > last);
         last = index;
@@ -135,7 +135,7 @@ async fn waiting_commands_share_entries() {
         .map(|_| {
             tokio::spawn({
                 let handle = handle.clone();
-                async move { handle.propose(b"a".to_vec(), 1).await.unwrap() }
+                async move { handle.propose(b"a".to_vec(), 1, Outlives::Power).await.unwrap() }
             })
         })
         .collect();
@@ -161,7 +161,7 @@ async fn image_and_log_together_are_the_live_state() {
         for step in 0..100 {
             add(&handle, &format!("{}", (step * 7 + round) % 23)).await;
             if step % 3 == 0 {
-                handle.propose(format!("-{}", step % 23).into_bytes(), 1).await.unwrap();
+                handle.propose(format!("-{}", step % 23).into_bytes(), 1, Outlives::Power).await.unwrap();
             }
         }
         before = counts(&handle).await;
@@ -212,33 +212,12 @@ async fn log_time_does_not_go_back_over_a_start() {
 }
 
 #[tokio::test]
-async fn a_read_ahead_of_the_log_waits_for_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_group, handle) = open(folder.path());
-    add(&handle, "a").await;
-    let next = LogIndex(handle.applied().0 + 1);
-    let reader = handle.clone();
-    let read = tokio::spawn(async move { reader.read(Read::AtLeast(next), |machine| machine.counts.len()).await });
-    tokio::task::yield_now().await;
-    assert!(!read.is_finished());
-    add(&handle, "b").await;
-    assert_eq!(read.await.unwrap().unwrap(), (next, 2));
-    // The end of the group wakes whoever waits.
-    let reader = handle.clone();
-    let far = LogIndex(next.0 + 100);
-    let read = tokio::spawn(async move { reader.read(Read::AtLeast(far), |_| ()).await });
-    tokio::task::yield_now().await;
-    handle.crash();
-    assert!(matches!(read.await.unwrap(), Err(CatalogError::Failed { .. })));
-}
-
-#[tokio::test]
 async fn after_a_shutdown_nothing_is_taken() {
     let folder = tempfile::tempdir().unwrap();
     let (_group, handle) = open(folder.path());
     add(&handle, "a").await;
     handle.shutdown().await;
-    let error = handle.propose(b"a".to_vec(), 1).await.unwrap_err();
+    let error = handle.propose(b"a".to_vec(), 1, Outlives::Power).await.unwrap_err();
     assert!(matches!(error, CatalogError::ShuttingDown) && error.is_unproposed() && error.is_final(), "{error}");
     assert!(matches!(handle.read(Read::Linearizable, |_| ()).await, Err(CatalogError::ShuttingDown)));
     handle.shutdown().await;
@@ -249,7 +228,7 @@ async fn a_dropped_proposal_leaves_the_group_whole() {
     let folder = tempfile::tempdir().unwrap();
     let (_group, handle) = open(folder.path());
     for _ in 0..200 {
-        let proposal = handle.propose(b"a".to_vec(), 1);
+        let proposal = handle.propose(b"a".to_vec(), 1, Outlives::Power);
         // Polled once: queued, and perhaps logged by now.
         let _ = tokio::time::timeout(Duration::ZERO, proposal).await;
     }
@@ -263,10 +242,10 @@ async fn a_panic_in_apply_ends_the_group_with_its_cause() {
     let folder = tempfile::tempdir().unwrap();
     let (_group, handle) = open(folder.path());
     add(&handle, "a").await;
-    let error = handle.propose(PANIC.to_vec(), 1).await.unwrap_err();
+    let error = handle.propose(PANIC.to_vec(), 1, Outlives::Power).await.unwrap_err();
     assert!(!error.is_unproposed(), "{error}");
     handle.shutdown().await;
-    let error = handle.propose(b"a".to_vec(), 1).await.unwrap_err();
+    let error = handle.propose(b"a".to_vec(), 1, Outlives::Power).await.unwrap_err();
     let CatalogError::Failed { cause, proposed: false } = &error else { panic!("{error}") };
     assert!(matches!(**cause, GroupError::ThreadDied { thread: "apply" }), "{cause}");
     assert_eq!((error.kind(), error.is_final()), (ErrorKind::Internal, true));
@@ -280,12 +259,12 @@ async fn a_failed_write_is_not_repeated_and_ends_the_group() {
     let (group, handle) = open_limited(folder.path(), limits.clone());
     add(&handle, "a").await;
     limits.fail_writes.store(true, std::sync::atomic::Ordering::Release);
-    let error = handle.propose(b"a".to_vec(), 1).await.unwrap_err();
+    let error = handle.propose(b"a".to_vec(), 1, Outlives::Power).await.unwrap_err();
     let CatalogError::Failed { cause, proposed: true } = &error else { panic!("{error}") };
     assert!(matches!(**cause, GroupError::Write { what: "the log", .. }), "{cause}");
     // The disk is well again, but nobody knows what it holds.
     limits.fail_writes.store(false, std::sync::atomic::Ordering::Release);
-    let error = handle.propose(b"a".to_vec(), 1).await.unwrap_err();
+    let error = handle.propose(b"a".to_vec(), 1, Outlives::Power).await.unwrap_err();
     assert!(error.is_unproposed() && error.is_final(), "{error}");
     assert!(handle.read(Read::Local, |_| ()).await.is_err());
     handle.shutdown().await;
@@ -300,7 +279,7 @@ async fn an_unreadable_command_ends_the_group_also_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let (group, handle) = open(folder.path());
     add(&handle, "a").await;
-    assert!(handle.propose(UNREADABLE.to_vec(), 1).await.is_err());
+    assert!(handle.propose(UNREADABLE.to_vec(), 1, Outlives::Power).await.is_err());
     handle.shutdown().await;
     drop((group, handle));
     let (_group, handle) = open(folder.path());

@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use raft::eraftpb::{Entry, EntryType};
 use tidepool_metadata::catalog::MAX_COMMAND_ITEMS;
 
-use super::{Core, Host};
+use super::{Core, Host, Logged};
+use crate::consensus::config::Outlives;
 use crate::consensus::entry::{self, Origin};
 use crate::consensus::envelope::{Body, Forwarded};
 use crate::consensus::log::LogStore;
@@ -34,6 +35,7 @@ const TEND_TICKS: u64 = 20;
 struct Waiting<R> {
     command: Vec<u8>,
     items: usize,
+    outlives: Outlives,
     reply: R,
     /// In which term it may be logged; 0: nobody has it.
     term: u64,
@@ -116,12 +118,12 @@ impl<R> Forwarding<R> {
 
 impl<L: LogStore, H: Host> Core<L, H> {
     /// Takes a command of so many items; [`Core::turn`] sends it on its way.
-    pub fn propose(&mut self, command: Vec<u8>, items: usize, reply: H::Reply) {
+    pub fn propose(&mut self, command: Vec<u8>, items: usize, outlives: Outlives, reply: H::Reply) {
         let forwarding = &mut self.forwarding;
         forwarding.sequence += 1;
         forwarding.waiting_bytes += command.len();
         forwarding.unrouted.push_back(forwarding.sequence);
-        let waiting = Waiting { command, items, reply, term: 0, since: self.now.boot, sent: 0 };
+        let waiting = Waiting { command, items, outlives, reply, term: 0, since: self.now.boot, sent: 0 };
         forwarding.waiting.insert(forwarding.sequence, waiting);
     }
 
@@ -237,6 +239,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
         loop {
             let mut writer = entry::Writer::new(self.now.log, 4 << 10);
             let (mut origins, mut items, mut count) = (Vec::new(), 0, 0);
+            let mut outlives = Outlives::Process;
             while self.logged_bytes < self.config.in_flight_bytes
                 && let Some((is_own, length, more)) = self.next_command(host)
                 && (count == 0 || writer.fits(length) && items + more <= MAX_COMMAND_ITEMS)
@@ -244,17 +247,21 @@ impl<L: LogStore, H: Host> Core<L, H> {
                 items += more;
                 count += 1;
                 if is_own {
-                    origins.extend(self.push_own(&mut writer));
+                    if let Some((origin, own)) = self.push_own(&mut writer) {
+                        origins.push(origin);
+                        outlives = outlives.max(own);
+                    }
                 } else if let Some(accepted) = self.forwarding.accepted.pop_front() {
                     self.forwarding.accepted_bytes -= accepted.command.len();
                     writer.push(accepted.origin, &accepted.command);
                     origins.push(accepted.origin);
+                    outlives = Outlives::Power;
                 }
             }
             if count == 0 {
                 return Ok(());
             }
-            self.append(writer.finish(), &origins)?;
+            self.append(writer.finish(), &origins, outlives)?;
         }
     }
 
@@ -276,20 +283,21 @@ impl<L: LogStore, H: Host> Core<L, H> {
         if self.forwarding.own_turn { own.or(other) } else { other.or(own) }
     }
 
-    fn push_own(&mut self, writer: &mut entry::Writer) -> Option<Origin> {
+    fn push_own(&mut self, writer: &mut entry::Writer) -> Option<(Origin, Outlives)> {
         let sequence = self.forwarding.unrouted.pop_front()?;
         let waiting = self.forwarding.waiting.get_mut(&sequence)?;
         waiting.term = self.raw.raft.term;
         let origin = Origin { member: self.me, sequence };
         writer.push(origin, &waiting.command);
-        Some(origin)
+        Some((origin, waiting.outlives))
     }
 
-    fn append(&mut self, payload: Vec<u8>, origins: &[Origin]) -> Result<(), GroupError> {
+    fn append(&mut self, payload: Vec<u8>, origins: &[Origin], outlives: Outlives) -> Result<(), GroupError> {
         let bytes = payload.len();
         match self.raw.propose(Vec::new(), payload) {
             Ok(()) => {
-                self.logged.push_back((self.raw.raft.raft_log.last_index(), bytes));
+                let index = self.raw.raft.raft_log.last_index();
+                self.logged.push_back(Logged { index, bytes, outlives });
                 self.logged_bytes += bytes;
             }
             Err(raft::Error::ProposalDropped) => {

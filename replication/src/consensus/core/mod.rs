@@ -32,6 +32,7 @@ pub use change::Change;
 use forward::Forwarding;
 use reads::Reads;
 
+use super::config::Outlives;
 use super::envelope::{self, Body, Envelope, Unread};
 use super::log::{LogStore, Position};
 use super::member::{MemberId, Members};
@@ -222,10 +223,18 @@ pub struct Core<L: LogStore, H: Host> {
     fetching: Option<Message>,
     /// To whom a snapshot was offered, and when.
     offers: BTreeMap<u64, u64>,
-    /// Entries logged here and not committed: index and bytes.
-    logged: std::collections::VecDeque<(u64, usize)>,
+    /// Entries of commands that were logged here and are not committed.
+    logged: std::collections::VecDeque<Logged>,
     logged_bytes: usize,
     unread: u64,
+}
+
+/// An entry that this leader made.
+struct Logged {
+    index: u64,
+    bytes: usize,
+    /// The most that one of its commands asks for.
+    outlives: Outlives,
 }
 
 /// Raft's own settings.
@@ -499,7 +508,8 @@ impl<L: LogStore, H: Host> Core<L, H> {
             self.forget_outcomes(host);
         }
         let mut committed = ready.take_committed_entries();
-        let (entries, hard_state, must_sync) = (ready.take_entries(), ready.hs().cloned(), ready.must_sync());
+        let (entries, hard_state) = (ready.take_entries(), ready.hs().cloned());
+        let must_sync = ready.must_sync() && (entries.is_empty() || !self.may_sync_later(&entries));
         if !entries.is_empty() || hard_state.is_some() {
             self.raw.mut_store().append(entries, hard_state, must_sync)?;
         }
@@ -517,6 +527,16 @@ impl<L: LogStore, H: Host> Core<L, H> {
         // For Raft, applied means that changes of members are: the state machine may lag behind.
         self.raw.advance_apply();
         Ok(())
+    }
+
+    /// Whether nobody but this voter counts on `entries`, and nothing that they tell of outlives loss of power. Term and vote
+    /// are the log's own to sync.
+    fn may_sync_later(&self, entries: &[Entry]) -> bool {
+        let may = |entry: &Entry| {
+            let logged = self.logged.iter().rev().find(|logged| logged.index == entry.index);
+            logged.is_some_and(|logged| logged.outlives == Outlives::Process)
+        };
+        self.members().is_alone(self.me) && entries.iter().all(may)
     }
 
     fn role_changed(&mut self, host: &mut H) {
@@ -538,7 +558,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
     /// Gives committed entries away, with those who wait for them.
     fn hand_over(&mut self, entries: Vec<Entry>, host: &mut H) -> Result<(), GroupError> {
         let Some(last) = entries.last().map(|entry| entry.index) else { return Ok(()) };
-        while let Some(&(index, bytes)) = self.logged.front()
+        while let Some(&Logged { index, bytes, .. }) = self.logged.front()
             && index <= last
         {
             self.logged_bytes -= bytes;

@@ -97,3 +97,30 @@ fn a_gap_or_a_lost_tail_is_refused() {
         assert!(error.contains(problem), "{error}");
     }
 }
+
+/// Whether the log says that after a loss of power its end may be missing.
+fn may_lose_its_end(folder: &Path) -> bool {
+    std::fs::read_to_string(folder.join("boot")).unwrap().starts_with('o')
+}
+
+#[test]
+fn what_was_not_synced_alone_is_before_others_count_on_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = open(folder.path()).unwrap();
+    log.note_boot().unwrap();
+    assert!(may_lose_its_end(folder.path()));
+    log.append(vec![entry(1, 1)], in_term(1), true).unwrap();
+    assert!(!log.has_unsynced.load(Ordering::Acquire), "term and vote are synced");
+    log.append(vec![entry(2, 1)], None, false).unwrap();
+    assert!(log.has_unsynced.load(Ordering::Acquire));
+
+    let alone = log.members().clone();
+    let mut state = alone.state.clone();
+    state.learners.push(MemberId::new(NodeId(2), 1).0);
+    log.set_members(Members { index: 2, state }).unwrap();
+    assert!(!log.has_unsynced.load(Ordering::Acquire));
+    assert!(!may_lose_its_end(folder.path()), "from now on a hole means a broken disk");
+
+    log.set_members(Members { index: 3, state: alone.state }).unwrap();
+    assert!(may_lose_its_end(folder.path()));
+}

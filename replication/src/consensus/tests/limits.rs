@@ -8,10 +8,13 @@ use tokio::sync::oneshot;
 async fn too_large_commands_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (_group, handle) = open(folder.path());
-    assert!(handle.propose(vec![b'a'; MAX_COMMAND_BYTES], 1).await.is_ok());
-    let error = handle.propose(vec![b'a'; MAX_COMMAND_BYTES + 1], 1).await.unwrap_err();
+    assert!(handle.propose(vec![b'a'; MAX_COMMAND_BYTES], 1, Outlives::Power).await.is_ok());
+    let error = handle.propose(vec![b'a'; MAX_COMMAND_BYTES + 1], 1, Outlives::Power).await.unwrap_err();
     assert!(error.is_unproposed() && error.kind() == ErrorKind::Invalid, "{error}");
-    assert!(matches!(handle.propose(b"a".to_vec(), 4097).await, Err(CatalogError::TooLarge { items: 4097, .. })));
+    assert!(matches!(
+        handle.propose(b"a".to_vec(), 4097, Outlives::Power).await,
+        Err(CatalogError::TooLarge { items: 4097, .. })
+    ));
 }
 
 #[test]
@@ -22,7 +25,7 @@ fn a_full_queue_refuses_at_once_and_says_when_to_ask_again() {
     let mut push = |length: usize| {
         let (reply, answer) = oneshot::channel();
         answers.push(answer);
-        inbox.push(Proposal { command: vec![0; length], items: 1, reply })
+        inbox.push(Proposal { command: vec![0; length], items: 1, outlives: Outlives::Power, reply })
     };
     (0..3).for_each(|_| push(10).unwrap());
     let error = push(10).unwrap_err();
@@ -40,7 +43,7 @@ fn room_made_while_the_queue_waits_for_it_is_seen() {
     let inbox = Inbox::<u64>::new(&eager());
     let room = AtomicUsize::new(0);
     let (reply, _answer) = oneshot::channel();
-    inbox.push(Proposal { command: vec![1], items: 1, reply }).unwrap();
+    inbox.push(Proposal { command: vec![1], items: 1, outlives: Outlives::Power, reply }).unwrap();
     std::thread::scope(|scope| {
         let taken = scope.spawn(|| inbox.take(|| room.load(Ordering::Acquire), None).proposals.len());
         room.store(10, Ordering::Release);
@@ -53,9 +56,9 @@ fn room_made_while_the_queue_waits_for_it_is_seen() {
 fn proposals_whose_callers_left_are_never_logged() {
     let inbox = Inbox::<u64>::new(&eager());
     let (reply, kept) = oneshot::channel();
-    inbox.push(Proposal { command: vec![1], items: 1, reply }).unwrap();
+    inbox.push(Proposal { command: vec![1], items: 1, outlives: Outlives::Power, reply }).unwrap();
     let (reply, dropped) = oneshot::channel();
-    inbox.push(Proposal { command: vec![2], items: 1, reply }).unwrap();
+    inbox.push(Proposal { command: vec![2], items: 1, outlives: Outlives::Power, reply }).unwrap();
     drop(dropped);
     let taken = inbox.take(|| usize::MAX, None).proposals;
     assert_eq!(taken.iter().map(|proposal| proposal.command[0]).collect::<Vec<_>>(), [1]);
@@ -74,7 +77,7 @@ async fn work_in_flight_is_bounded_and_goes_on() {
                 let handle = handle.clone();
                 async move {
                     for _ in 0..8 {
-                        handle.propose(vec![b'a' + task; 100 << 10], 1).await.unwrap();
+                        handle.propose(vec![b'a' + task; 100 << 10], 1, Outlives::Power).await.unwrap();
                     }
                 }
             })

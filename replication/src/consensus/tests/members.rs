@@ -120,6 +120,33 @@ async fn a_leader_that_is_cut_off_answers_nothing_and_steps_down() {
     assert_eq!(proposal.await.unwrap(), 1, "what was asked of it meanwhile is done once it is back");
 }
 
+/// What was told by a life that loss of power cut short must not hold anybody up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_ahead_of_the_log_waits_for_it_but_not_on_the_leader() {
+    let network = Network::three(eager()).await;
+    let leader = network.member(network.leader().await);
+    let other = network.nodes().into_iter().find(|&node| !network.member(node).is_leader()).unwrap();
+    let follower = network.member(other);
+    add(&leader, "a").await;
+    let ahead = |count| LogIndex(leader.applied().0 + count);
+    let read = |at| {
+        let follower = follower.clone();
+        async move { follower.read(Read::AtLeast(at), |machine| machine.counts.len()).await }
+    };
+    let next = ahead(1);
+    let waiting = tokio::spawn(read(next));
+    tokio::time::timeout(Duration::from_millis(20), read(ahead(100))).await.unwrap_err();
+    assert!(!waiting.is_finished());
+    assert!(leader.read(Read::AtLeast(ahead(100)), |_| ()).await.unwrap().0 < next);
+    add(&leader, "b").await;
+    assert!(waiting.await.unwrap().unwrap().0 >= next);
+    // The end of the group wakes whoever waits.
+    let waiting = tokio::spawn(read(ahead(100)));
+    tokio::task::yield_now().await;
+    follower.crash();
+    assert!(matches!(waiting.await.unwrap(), Err(CatalogError::Failed { .. })));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn leadership_is_handed_over_without_a_lost_command() {
     let network = Network::three(eager()).await;
