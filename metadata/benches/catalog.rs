@@ -8,8 +8,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use tidepool_metadata::catalog::{
-    Catalog, Command, CompleteItem, EntryContext, ForgetMode, NewReplica, NodeAddresses, NodeRegistration, Query,
-    ReplicaName,
+    Catalog, Command, CompleteItem, Copies, EntryContext, ForgetMode, NewReplica, NodeAddresses, NodeRegistration,
+    Query, ReplicaName,
 };
 use tidepool_metadata::{
     DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId,
@@ -38,7 +38,7 @@ fn item(number: u64, reserved_at: LogTime) -> CompleteItem {
         group: None,
         checksums: vec![number as u32],
         replicas: vec![NewReplica { replica, durability: Durability::Memory }],
-        min_replicas: 1,
+        copies: Copies::ONE,
         durability: Durability::Memory,
         upsert: false,
         pin: false,

@@ -5,7 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidepool_metadata::catalog::{
-    Catalog, Command, CompleteItem, EntryContext, ForgetMode, NewReplica, NodeAddresses, NodeRegistration, ReplicaName,
+    Catalog, Command, CompleteItem, Copies, EntryContext, ForgetMode, NewReplica, NodeAddresses, NodeRegistration,
+    ReplicaName,
 };
 use tidepool_metadata::{
     DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId,
@@ -60,7 +61,7 @@ fn item(number: u64, time: LogTime) -> CompleteItem {
             replica: ReplicaId { node, incarnation, sequence: number },
             durability: Durability::Memory,
         }],
-        min_replicas: 1,
+        copies: Copies::ONE,
         durability: Durability::Memory,
         upsert: false,
         pin: false,

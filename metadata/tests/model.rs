@@ -10,7 +10,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidepool_metadata::catalog::{
-    AbandonOutcome, AddReplicaItem, AddReplicaOutcome, Answer, Catalog, Command, CompleteItem, CompleteOutcome,
+    AbandonOutcome, AddReplicaItem, AddReplicaOutcome, Answer, Catalog, Command, CompleteItem, CompleteOutcome, Copies,
     EntryContext, ForgetMode, ForgetOutcome, Located, NewReplica, NodeAddresses, NodeRegistration, NodeState, Outcome,
     PinItem, PinOutcome, Query, Quota, Refusal, RemoveItem, RemoveOutcome, ReplicaName, RequestId, SessionId,
 };
@@ -26,7 +26,7 @@ const TENANT_QUOTA: u64 = 500;
 #[derive(Clone, Debug)]
 enum Step {
     Pass(Duration),
-    Reserve { key: u8, nodes: u8, length: u8, min_replicas: u8, upsert: bool, pin: bool, nvme: bool },
+    Reserve { key: u8, nodes: u8, length: u8, copies: Copies, upsert: bool, pin: bool, nvme: bool },
     ReserveCopy { put: usize, node: u8 },
     Complete(Vec<usize>),
     Abandon(Vec<(usize, u8)>),
@@ -41,6 +41,10 @@ enum Step {
     Reload,
 }
 
+fn wanted() -> impl Strategy<Value = Copies> {
+    (1u8..4, 1u8..3).prop_map(|(wanted, minimum)| Copies::new(wanted.max(minimum), minimum).expect("legal"))
+}
+
 fn steps() -> impl Strategy<Value = Step> {
     let state = prop_oneof![Just(NodeState::Up), Just(NodeState::Draining), Just(NodeState::Absent)];
     let mode = prop_oneof![Just(ForgetMode::SurplusOnly), Just(ForgetMode::EvenLast), Just(ForgetMode::Lost)];
@@ -50,9 +54,9 @@ fn steps() -> impl Strategy<Value = Step> {
     let request = || proptest::option::of(1u8..12);
     prop_oneof![
         2 => (0u64..50_000).prop_map(|milliseconds| Step::Pass(Duration::from_millis(milliseconds))),
-        8 => (0u8..4, 1u8..8, any::<u8>(), 1u8..3, any::<(bool, bool, bool)>()).prop_map(
-            |(key, nodes, length, min_replicas, (upsert, pin, nvme))| {
-                Step::Reserve { key, nodes, length, min_replicas, upsert, pin: pin && upsert, nvme }
+        8 => (0u8..4, 1u8..8, any::<u8>(), wanted(), any::<(bool, bool, bool)>()).prop_map(
+            |(key, nodes, length, copies, (upsert, pin, nvme))| {
+                Step::Reserve { key, nodes, length, copies, upsert, pin: pin && upsert, nvme }
             }),
         3 => (any::<usize>(), 0u8..NODES as u8).prop_map(|(put, node)| Step::ReserveCopy { put, node }),
         10 => many(4).prop_map(Step::Complete),
@@ -76,7 +80,7 @@ struct ModelObject {
     length: u64,
     replicas: BTreeMap<ReplicaId, Durability>,
     pins: u32,
-    min_replicas: u8,
+    copies: Copies,
     durability: Durability,
 }
 
@@ -135,7 +139,7 @@ impl Model {
         let outcome = match held {
             Some(object) if !item.upsert => CompleteOutcome::AlreadyExists { version: object.version },
             _ if !self.is_fresh(item.reserved_at) => CompleteOutcome::Refused(Refusal::ReservationExpired),
-            _ if readable < usize::from(item.min_replicas) => CompleteOutcome::Refused(Refusal::TooFewReplicas),
+            _ if readable < usize::from(item.copies.minimum()) => CompleteOutcome::Refused(Refusal::TooFewReplicas),
             _ if !self.allows(item.tenant, less, item.length * good.len() as u64) => {
                 CompleteOutcome::Refused(Refusal::QuotaExceeded)
             }
@@ -150,7 +154,7 @@ impl Model {
                 length: item.length,
                 replicas: good,
                 pins: existing.map_or(0, |object| object.pins).max(u32::from(item.pin)),
-                min_replicas: item.min_replicas,
+                copies: item.copies,
                 durability: item.durability,
             };
             self.objects.insert(name, object);
@@ -177,24 +181,26 @@ impl Model {
         let Some(object) = self.objects.get(&name).filter(|object| object.replicas.contains_key(&item.replica)) else {
             return ForgetOutcome::Unknown;
         };
-        let others: Vec<Durability> = object
-            .replicas
-            .iter()
-            .filter(|(replica, _)| **replica != item.replica && self.reads(replica))
-            .map(|(_, &durability)| durability)
-            .collect();
+        let others = || object.replicas.iter().filter(|(replica, _)| **replica != item.replica);
+        let keeps = |replica: &ReplicaId| self.lives[&replica.node] == (replica.incarnation.0, NodeState::Up);
+        let kept: Vec<Durability> = others().filter(|(id, _)| keeps(id)).map(|(_, &durability)| durability).collect();
+        let up = self.lives.values().filter(|life| life.1 == NodeState::Up).count();
         let durable = |durability: &Durability| *durability >= object.durability;
-        let surplus = others.len() >= usize::from(object.min_replicas)
-            && (!durable(&object.replicas[&item.replica]) || others.iter().any(durable));
+        let surplus = kept.len() >= usize::from(object.copies.wanted()).min(up).max(1)
+            && (!durable(&object.replicas[&item.replica]) || kept.iter().any(durable));
         if mode == ForgetMode::SurplusOnly && !surplus {
             return ForgetOutcome::StillNeeded;
         }
-        if mode == ForgetMode::EvenLast && object.pins > 0 && others.is_empty() {
+        if mode == ForgetMode::EvenLast && object.pins > 0 && !others().any(|(replica, _)| self.reads(replica)) {
             return ForgetOutcome::Pinned;
         }
         self.freed.insert(item.replica);
         let object = self.objects.get_mut(&name).expect("just seen");
         object.replicas.remove(&item.replica);
+        if mode == ForgetMode::EvenLast {
+            let wanted = object.copies.wanted().min(object.replicas.len().max(1) as u8);
+            object.copies = Copies::new(wanted, object.copies.minimum().min(wanted)).expect("legal");
+        }
         let last = object.replicas.is_empty();
         if last {
             self.objects.remove(&name);
@@ -354,7 +360,7 @@ impl Run {
     }
 
     fn reserve(&mut self, step: &Step) {
-        let Step::Reserve { key, nodes, length, min_replicas, upsert, pin, nvme } = *step else { return };
+        let Step::Reserve { key, nodes, length, copies, upsert, pin, nvme } = *step else { return };
         let sequence = self.puts.len() as u64 + 1;
         let (tenant, key) = name(key);
         let durability = if nvme { Durability::Nvme } else { Durability::Memory };
@@ -372,7 +378,7 @@ impl Run {
             group: (length % 3 == 0).then(|| "group".into()),
             checksums: vec![sequence as u32],
             replicas: (1..=NODES).filter(|node| nodes >> (node - 1) & 1 == 1).map(replica).collect(),
-            min_replicas,
+            copies,
             durability,
             upsert,
             pin,

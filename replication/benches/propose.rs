@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidepool_metadata::catalog::{Command, CompleteItem, NewReplica, NodeAddresses, NodeRegistration};
+use tidepool_metadata::catalog::{Command, CompleteItem, Copies, NewReplica, NodeAddresses, NodeRegistration};
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
 use tidepool_replication::{CatalogHandle, ClusterId, Durability, Group, GroupConfig, Read};
 
@@ -86,7 +86,7 @@ fn object(catalog: &CatalogHandle, sequence: u64) -> CompleteItem {
             replica: ReplicaId { node: NODE, incarnation: INCARNATION, sequence },
             durability: tidepool_metadata::Durability::Memory,
         }],
-        min_replicas: 1,
+        copies: Copies::ONE,
         durability: tidepool_metadata::Durability::Memory,
         upsert: false,
         pin: false,

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::copies::Copies;
 use crate::log::{LogIndex, LogTime};
 use crate::node::{Incarnation, NodeId, TierKind};
 use crate::object::{DataType, Durability, ObjectKey, ReplicaId, TenantId, VersionId};
@@ -218,8 +219,8 @@ pub struct CompleteItem {
     pub checksums: Vec<u32>,
     /// The sealed copies: 1 to [`MAX_REPLICAS`], on as many nodes.
     pub replicas: Vec<NewReplica>,
-    /// How many of them must still be good when this is applied, at least 1.
-    pub min_replicas: u8,
+    /// How many copies there are to be, and how many of these must still be good when this is applied.
+    pub copies: Copies,
     /// What the put asked its copies to survive.
     pub durability: Durability,
     /// Replaces an object that is there, instead of losing to it.

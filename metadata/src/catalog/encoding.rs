@@ -122,7 +122,7 @@ fields!(CompleteItem {
     group,
     checksums,
     replicas,
-    min_replicas,
+    copies,
     durability,
     upsert,
     pin,

@@ -19,6 +19,7 @@
 
 mod codec;
 mod command;
+mod copies;
 mod digest;
 mod encoding;
 mod image;
@@ -44,6 +45,7 @@ use std::sync::Arc;
 
 pub use codec::DecodeError;
 pub use command::*;
+pub use copies::{Copies, MAX_COPIES};
 pub use digest::{KeyDigests, replica_digest};
 pub use image::{LoadError, Row};
 pub use nodes::MAX_NODES;

@@ -79,6 +79,11 @@ impl Nodes {
         self.get(node).is_some_and(Node::reads)
     }
 
+    /// How many are up.
+    pub(super) fn up(&self) -> usize {
+        self.0.values().filter(|node| node.state == NodeState::Up).count()
+    }
+
     /// Whether `replica` was reserved in its node's present life.
     pub(super) fn is_current(&self, replica: ReplicaId) -> bool {
         self.get(replica.node).is_some_and(|node| node.incarnation == replica.incarnation)

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::codec::{DecodeError, Field, Input, fields};
+use super::copies::Copies;
 use super::retired::Stamp;
 use super::{KeyBucket, command::MAX_REPLICAS, command::MAX_SLICES};
 use crate::log::LogIndex;
@@ -110,7 +111,7 @@ pub(super) struct Object {
     pub(super) pins: u32,
     pub(super) data_type: DataType,
     pub(super) durability: Durability,
-    pub(super) min_replicas: u8,
+    pub(super) copies: Copies,
     /// Created by adopt, in a rebuild: a later commit index may replace it.
     pub(super) adopted: bool,
 }
@@ -127,7 +128,7 @@ pub(super) struct Description {
     pub(super) checksums: Vec<u32>,
     pub(super) pins: u64,
     pub(super) durability: Durability,
-    pub(super) min_replicas: u8,
+    pub(super) copies: Copies,
     pub(super) adopted: bool,
 }
 
@@ -141,7 +142,7 @@ fields!(Description {
     checksums,
     pins,
     durability,
-    min_replicas,
+    copies,
     adopted,
 });
 
@@ -155,7 +156,6 @@ impl Description {
         self.length <= crate::object::MAX_OBJECT_BYTES
             && slices <= MAX_SLICES
             && self.checksums.len() == slices
-            && self.min_replicas >= 1
             && u32::try_from(self.pins).is_ok()
             && self.group.as_ref().is_none_or(|group| (1..=super::MAX_GROUP_BYTES).contains(&group.len()))
     }
@@ -182,7 +182,7 @@ impl Object {
             pins: u32::try_from(description.pins).unwrap_or(u32::MAX),
             data_type: description.data_type,
             durability: description.durability,
-            min_replicas: description.min_replicas,
+            copies: description.copies,
             adopted: description.adopted,
         }
     }
@@ -198,7 +198,7 @@ impl Object {
             checksums: self.checksums().to_vec(),
             pins: u64::from(self.pins),
             durability: self.durability,
-            min_replicas: self.min_replicas,
+            copies: self.copies,
             adopted: self.adopted,
         }
     }

@@ -65,7 +65,7 @@ impl Catalog {
         let replica = |new: &NewReplica| Replica { id: new.replica, reserved, durability: new.durability };
         let replicas: Vec<Replica> = item.replicas.iter().filter(good).map(replica).collect();
         let readable = replicas.iter().filter(|replica| self.nodes.reads(replica.id.node)).count();
-        if readable < usize::from(item.min_replicas) {
+        if readable < usize::from(item.copies.minimum()) {
             return refuse(Refusal::TooFewReplicas);
         }
         let less = existing.map(Charge::of).unwrap_or_default();
@@ -92,7 +92,7 @@ impl Catalog {
             checksums: item.checksums.clone(),
             pins: u64::from(kept.max(u32::from(item.pin))),
             durability: item.durability,
-            min_replicas: item.min_replicas,
+            copies: item.copies,
             adopted: false,
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::KeyBucket;
 use super::command::{NodeAddresses, NodeState, Quota, Setting, TierDescription};
+use super::copies::Copies;
 use crate::log::{LogIndex, LogTime};
 use crate::node::{Incarnation, NodeId};
 use crate::object::{DataType, Durability, ObjectKey, ReplicaId, TenantId, VersionId};
@@ -259,7 +260,7 @@ pub struct ObjectStat {
     /// What its put asked its copies to survive.
     pub durability: Durability,
     /// How many copies it needs.
-    pub min_replicas: u8,
+    pub copies: Copies,
 }
 
 /// One member of a group.

@@ -101,7 +101,7 @@ impl Catalog {
             listed: listed(object),
             location: self.location(object),
             durability: object.durability,
-            min_replicas: object.min_replicas,
+            copies: object.copies,
         })
     }
 

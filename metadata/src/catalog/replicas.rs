@@ -1,6 +1,7 @@
 //! Further copies of objects, and fewer: add, adopt, forget, and the end of a returning node's announcement.
 
-use super::command::{AddReplicaItem, AdoptItem, ForgetMode, MAX_REPLICAS, ObjectFacts, ReplicaName};
+use super::command::{AddReplicaItem, AdoptItem, ForgetMode, MAX_REPLICAS, NodeState, ObjectFacts, ReplicaName};
+use super::copies::Copies;
 use super::image::RowKey;
 use super::object::{Description, Name, Object, Replica};
 use super::outcome::{AddReplicaOutcome, ForgetOutcome, NodeOutcome, Outcome, Refusal};
@@ -113,18 +114,29 @@ impl Catalog {
         match mode {
             ForgetMode::SurplusOnly if !self.is_surplus(object, replica) => return ForgetOutcome::StillNeeded,
             ForgetMode::EvenLast if object.pins > 0 && others_read == 0 => return ForgetOutcome::Pinned,
-            ForgetMode::SurplusOnly | ForgetMode::EvenLast | ForgetMode::Lost => {}
+            ForgetMode::SurplusOnly | ForgetMode::Lost => {}
+            ForgetMode::EvenLast => {
+                // Whoever evicts a copy finds it too cold to be kept: it is not made anew.
+                let left = object.replicas().len() - 1;
+                let copies = object.copies.at_most(left);
+                self.objects.get_mut(slot).copies = copies;
+            }
         }
         self.take_away(slot, replica)
     }
 
-    /// Whether enough copies on reading nodes remain without this one, and one at least of the durability that the
-    /// put asked for, if this one has it.
+    /// Whether as many confirmed copies as there are to be, or as there are nodes for, remain without this one on nodes that
+    /// are up, and one at least of the durability that the put asked for, if this one has it.
     fn is_surplus(&self, object: &Object, replica: Replica) -> bool {
-        let needed = usize::from(object.min_replicas);
+        let keeps = |other: &Replica| {
+            let node = self.nodes.get(other.id.node);
+            other.id != replica.id
+                && node.is_some_and(|node| node.state == NodeState::Up && node.confirms(other.id.incarnation))
+        };
+        let kept: Vec<Replica> = object.replicas().iter().copied().filter(keeps).collect();
         let durable = |copy: &Replica| copy.durability >= object.durability;
-        self.others(object, replica).count() >= needed
-            && (!durable(&replica) || self.others(object, replica).any(|other| durable(&other)))
+        kept.len() >= usize::from(object.copies.wanted()).min(self.nodes.up()).max(1)
+            && (!durable(&replica) || kept.iter().any(durable))
     }
 
     /// The other copies on nodes that read.
@@ -185,7 +197,7 @@ fn describe(version: VersionId, durability: Durability, facts: &ObjectFacts) -> 
         checksums: facts.checksums.clone(),
         pins: 0,
         durability,
-        min_replicas: 1,
+        copies: Copies::ONE,
         adopted: true,
     }
 }

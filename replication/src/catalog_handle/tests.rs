@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use tidepool_metadata::catalog::{
-    CompleteItem, CompleteOutcome, NewReplica, NodeAddresses, NodeOutcome, NodeRegistration, PinItem, RemoveItem,
-    TierDescription,
+    CompleteItem, CompleteOutcome, Copies, NewReplica, NodeAddresses, NodeOutcome, NodeRegistration, PinItem,
+    RemoveItem, TierDescription,
 };
 use tidepool_metadata::{DataType, Durability, ErrorKind, Incarnation, NodeId, TierKind};
 
@@ -53,7 +53,7 @@ fn complete(handle: &CatalogHandle, name: &str, sequence: u64) -> CompleteItem {
         group: None,
         checksums: vec![17],
         replicas: vec![NewReplica { replica: replica(sequence), durability: Durability::Memory }],
-        min_replicas: 1,
+        copies: Copies::ONE,
         durability: Durability::Memory,
         upsert: false,
         pin: false,

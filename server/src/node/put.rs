@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidepool_metadata::catalog::{
-    AbandonItem, AbandonOutcome, Answer, Command, CompleteItem, CompleteOutcome, MAX_COMMAND_ITEMS, NewReplica,
+    AbandonItem, AbandonOutcome, Answer, Command, CompleteItem, CompleteOutcome, Copies, MAX_COMMAND_ITEMS, NewReplica,
     Outcome, Presence, Query,
 };
 use tidepool_metadata::{Durability, LogIndex, LogTime, ObjectKey, TenantId};
@@ -347,7 +347,7 @@ impl Filled {
             group: options.group,
             checksums: sealed.slice_checksums.clone(),
             replicas: vec![NewReplica { replica, durability }],
-            min_replicas: 1,
+            copies: Copies::ONE,
             durability,
             upsert: options.upsert,
             pin: options.pin,

@@ -5,7 +5,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tidepool_metadata::catalog::{Answer, Command, CompleteItem, NewReplica, NodeAddresses, NodeRegistration, Query};
+use tidepool_metadata::catalog::{
+    Answer, Command, CompleteItem, Copies, NewReplica, NodeAddresses, NodeRegistration, Query,
+};
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
 use tidepool_replication::{CatalogHandle, ClusterId, Durability, Group, GroupConfig, Read};
 
@@ -118,7 +120,7 @@ fn item(catalog: &CatalogHandle, sequence: u64) -> Result<CompleteItem, Error> {
         group: None,
         checksums: vec![sequence as u32],
         replicas: vec![NewReplica { replica, durability }],
-        min_replicas: 1,
+        copies: Copies::ONE,
         durability,
         upsert: false,
         pin: false,

@@ -49,10 +49,16 @@ fn requests() -> impl Strategy<Value = Option<RequestId>> {
     option::of((any::<u64>(), any::<u64>()).prop_map(request))
 }
 
+fn wanted_copies() -> impl Strategy<Value = Copies> {
+    (1..=MAX_COPIES)
+        .prop_flat_map(|wanted| (Just(wanted), 1..=wanted))
+        .prop_map(|(wanted, minimum)| Copies::new(wanted, minimum).expect("legal"))
+}
+
 fn completes() -> impl Strategy<Value = CompleteItem> {
     let what = (keys(), versions(), any::<u64>(), any::<u32>(), data_types(), option::of("[a-z]{1,20}"));
     let copies = vec((replica_ids(), durabilities()), 0..4);
-    let rest = (vec(any::<u32>(), 0..9), any::<u8>(), durabilities(), any::<bool>(), any::<bool>(), any::<u64>());
+    let rest = (vec(any::<u32>(), 0..9), wanted_copies(), durabilities(), any::<bool>(), any::<bool>(), any::<u64>());
     (any::<u32>(), what, copies, rest).prop_map(|(tenant, what, copies, rest)| CompleteItem {
         tenant: TenantId(tenant),
         key: what.0,
@@ -63,7 +69,7 @@ fn completes() -> impl Strategy<Value = CompleteItem> {
         group: what.5.map(Into::into),
         replicas: copies.into_iter().map(|(replica, durability)| NewReplica { replica, durability }).collect(),
         checksums: rest.0,
-        min_replicas: rest.1,
+        copies: rest.1,
         durability: rest.2,
         upsert: rest.3,
         pin: rest.4,

@@ -115,6 +115,49 @@ fn copies_on_absent_nodes_make_no_surplus() {
 }
 
 #[test]
+fn a_copy_on_a_draining_node_is_surplus_once_the_others_are_there_and_not_before() {
+    let mut world = World::new(3);
+    let mut item = world.put("a", 1, &[1, 2]);
+    item.copies = Copies::new(2, 1).expect("legal");
+    world.complete(&item);
+    world.set_state(1, 1, NodeState::Draining);
+    assert_eq!(world.forget(ForgetMode::SurplusOnly, "a", replica(1, 1)), ForgetOutcome::StillNeeded);
+    let third = AddReplicaItem {
+        tenant: TENANT,
+        key: key("a"),
+        version: version(1),
+        replica: replica(3, 1),
+        durability: Durability::Memory,
+        reserved_at: LogTime(world.now),
+    };
+    assert_eq!(world.apply(&Command::AddReplicas(vec![third])), Outcome::AddReplicas(vec![AddReplicaOutcome::Added]));
+    assert_eq!(world.forget(ForgetMode::SurplusOnly, "a", replica(2, 1)), ForgetOutcome::StillNeeded, "one is to go");
+    assert_eq!(world.forget(ForgetMode::SurplusOnly, "a", replica(1, 1)), ForgetOutcome::Forgotten { last: false });
+    // With fewer nodes than copies are wanted, the last node that stays is enough.
+    world.set_state(3, 1, NodeState::Draining);
+    assert_eq!(world.forget(ForgetMode::SurplusOnly, "a", replica(3, 1)), ForgetOutcome::Forgotten { last: false });
+}
+
+#[test]
+fn an_evicted_copy_is_not_wanted_any_more_and_a_lost_one_is() {
+    let wanted = |world: &World| match world.catalog.query(&Query::Stat { tenant: TENANT, key: key("a") }) {
+        Answer::Stat(Some(stat)) => stat.copies.wanted(),
+        other => panic!("{other:?}"),
+    };
+    let mut world = World::new(3);
+    let mut item = world.put("a", 1, &[1, 2, 3]);
+    item.copies = Copies::new(3, 3).expect("legal");
+    world.complete(&item);
+    world.register(1, 2);
+    let lost = vec![replica_name("a", replica(1, 1))];
+    let (node, incarnation) = (NodeId(1), Incarnation(2));
+    world.apply(&Command::EndAnnouncement { node, incarnation, lost, last: true });
+    assert_eq!(wanted(&world), 3, "it is made anew");
+    assert_eq!(world.forget(ForgetMode::EvenLast, "a", replica(2, 1)), ForgetOutcome::Forgotten { last: false });
+    assert_eq!(wanted(&world), 1);
+}
+
+#[test]
 fn a_surplus_leaves_one_copy_of_the_durability_asked_for() {
     let mut world = World::new(2);
     let mut item = world.put("a", 1, &[1, 2]);

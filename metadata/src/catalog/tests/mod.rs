@@ -79,7 +79,7 @@ impl World {
             group: None,
             checksums: vec![sequence as u32],
             replicas: nodes.iter().map(|&node| new_replica(node, sequence)).collect(),
-            min_replicas: 1,
+            copies: Copies::ONE,
             durability: Durability::Memory,
             upsert: false,
             pin: false,

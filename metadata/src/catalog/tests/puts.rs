@@ -87,9 +87,9 @@ fn a_loser_stays_lost_after_the_winner_is_removed() {
 fn a_refused_put_stays_refused() {
     let mut world = World::new(2);
     let mut item = world.put("a", 1, &[1]);
-    item.min_replicas = 2;
+    item.copies = Copies::new(2, 2).expect("legal");
     assert_eq!(world.complete(&item), refused(Refusal::TooFewReplicas));
-    item.min_replicas = 1;
+    item.copies = Copies::ONE;
     assert_eq!(world.complete(&item), refused(Refusal::TooFewReplicas), "its replica was freed on the first answer");
 }
 
@@ -155,7 +155,7 @@ fn a_complete_goes_on_without_its_abandoned_replica() {
 fn a_complete_below_min_replicas_is_refused() {
     let mut world = World::new(2);
     let mut item = world.put("a", 1, &[1, 2]);
-    item.min_replicas = 2;
+    item.copies = Copies::new(2, 2).expect("legal");
     world.abandon("a", replica(2, 1));
     assert_eq!(world.complete(&item), refused(Refusal::TooFewReplicas));
 }
@@ -210,14 +210,13 @@ fn copies_on_absent_nodes_do_not_count_for_min_replicas() {
 fn a_description_that_contradicts_itself_is_refused() {
     let mut world = World::new(1);
     let good = world.put("a", 1, &[1]);
-    let bad: [fn(&mut CompleteItem); 8] = [
+    let bad: [fn(&mut CompleteItem); 7] = [
         |item| item.slice_bytes = 0,
         |item| item.checksums.clear(),
         |item| item.checksums.push(7),
         |item| item.length = crate::MAX_OBJECT_BYTES + 1,
         |item| item.replicas.clear(),
         |item| item.replicas.push(new_replica(1, 77)),
-        |item| item.min_replicas = 0,
         |item| item.group = Some("".into()),
     ];
     for (number, spoil) in bad.iter().enumerate() {

@@ -148,12 +148,12 @@ fn answers_come_in_request_order_with_duplicates() {
 fn stat_says_what_the_put_asked() {
     let mut world = World::new(2);
     let mut item = world.put("a", 1, &[1, 2]);
-    (item.durability, item.min_replicas, item.pin) = (Durability::Nvme, 2, true);
+    (item.durability, item.copies, item.pin) = (Durability::Nvme, Copies::new(3, 2).expect("legal"), true);
     world.complete(&item);
     let Answer::Stat(Some(stat)) = world.catalog.query(&Query::Stat { tenant: TENANT, key: key("a") }) else {
         panic!("answer of stat")
     };
-    assert_eq!((stat.durability, stat.min_replicas), (Durability::Nvme, 2));
+    assert_eq!((stat.durability, stat.copies), (Durability::Nvme, item.copies));
     assert_eq!((stat.listed.pins, stat.listed.replicas, stat.listed.length), (1, 2, 100));
     assert_eq!(world.catalog.query(&Query::Stat { tenant: TENANT, key: key("b") }), Answer::Stat(None));
 }

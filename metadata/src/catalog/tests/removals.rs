@@ -144,7 +144,7 @@ fn a_refused_put_leaves_no_charge() {
     let tenant = create(&mut world, "x", Some(1000), None);
     for sequence in 1..=50 {
         let mut item = of(tenant, world.put("a", sequence, &[1]));
-        item.min_replicas = 2;
+        item.copies = Copies::new(2, 2).expect("legal");
         assert_eq!(world.complete(&item), refused(Refusal::TooFewReplicas));
     }
     let Answer::Tenants(tenants) = world.catalog.query(&Query::Tenants) else { panic!("answer of tenants") };
