@@ -390,9 +390,9 @@ impl Repetition {
     }
 }
 
-/// Whether a node with that reason can't reach the others: one of them may be better to ask.
+/// Whether a node with that reason can't reach the others, or takes nothing new: one of them may be better to ask.
 fn is_cut_off(reason: &str) -> bool {
-    matches!(reason, "NO_LEADER" | "LAGGING")
+    matches!(reason, "NO_LEADER" | "LAGGING" | "DRAINING")
 }
 
 /// Copies `key` into a message's bytes once it is known to be one.

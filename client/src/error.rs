@@ -155,11 +155,10 @@ impl Refusal {
     pub(crate) fn of_item(reason: String) -> Self {
         let code = match reason.as_str() {
             "KEY_EMPTY" | "KEY_TOO_LONG" | "VALUE_TOO_LARGE" | "LENGTH_MISMATCH" | "CHECKSUM_MISMATCH"
-            | "BAD_RANGE" => Code::InvalidArgument,
+            | "BAD_RANGE" | "BAD_REPLICAS" => Code::InvalidArgument,
             "NO_SPACE" | "OVERLOADED" => Code::ResourceExhausted,
-            "NO_LEADER" | "LAGGING" | "STARTING" | "RECOVERING" | "UNAVAILABLE" | "PUT_EXPIRED" | "SHUTTING_DOWN" => {
-                Code::Unavailable
-            }
+            "NO_LEADER" | "LAGGING" | "STARTING" | "RECOVERING" | "UNAVAILABLE" | "PUT_EXPIRED" | "SHUTTING_DOWN"
+            | "DRAINING" | "TOO_FEW_REPLICAS" => Code::Unavailable,
             "UNKNOWN_TENANT" => Code::NotFound,
             "CORRUPT" => Code::DataLoss,
             "DEADLINE" | "OUTCOME_UNKNOWN" => Code::DeadlineExceeded,

@@ -31,6 +31,10 @@ pub struct PutOptions {
     pub upsert: bool,
     /// Pinned from the start.
     pub pin: bool,
+    /// How many copies there are to be, on as many nodes, at most 15; 0: as many as the node's setting says.
+    pub replicas: u32,
+    /// With how many of them the put is acknowledged; 0: one. The rest is made later.
+    pub min_replicas: u32,
 }
 
 impl PutOptions {
@@ -44,6 +48,8 @@ impl PutOptions {
             group: self.group.clone(),
             upsert: self.upsert,
             pin: self.pin,
+            replicas: self.replicas,
+            min_replicas: self.min_replicas,
         }
     }
 }

@@ -7,7 +7,7 @@
 //! Failure: [`CatalogError`]; after some of its kinds certainly nothing was logged, and what a command was to announce
 //! may be freed.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidepool_metadata::catalog::{
@@ -19,8 +19,8 @@ use tidepool_metadata::{LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantI
 use tokio::sync::watch;
 
 use crate::consensus::{
-    Change, Consensus, Group, GroupConfig, GroupLimits, GroupStatus, Lane, MemberChange, MemberId, NoTransport,
-    Outlives, Read, StateMachine, Transport,
+    Answerer, Change, Consensus, Group, GroupConfig, GroupLimits, GroupStatus, Lane, MemberChange, MemberId,
+    NoTransport, Outlives, Read, StateMachine, Transport,
 };
 use crate::error::{CatalogError, GroupError};
 use crate::leases::LeaderLeases;
@@ -123,7 +123,8 @@ impl Group {
         transport: Arc<dyn Transport>,
     ) -> Result<(Self, CatalogHandle), GroupError> {
         let (group, consensus) = Self::open_with(config, limits, transport)?;
-        let handle = CatalogHandle { consensus, leases: Arc::new(LeaderLeases::new()) };
+        let (leases, node_answerer) = (Arc::new(LeaderLeases::new()), Arc::default());
+        let handle = CatalogHandle { consensus, leases, node_answerer };
         handle.answer_questions();
         Ok((group, handle))
     }
@@ -134,6 +135,8 @@ impl Group {
 pub struct CatalogHandle {
     pub(crate) consensus: Consensus<Catalog>,
     pub(crate) leases: Arc<LeaderLeases>,
+    /// Answers what other nodes ask this one.
+    pub(crate) node_answerer: Arc<OnceLock<Answerer>>,
 }
 
 /// Where there is none.

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use tidepool_metadata::NodeId;
 use tidepool_metadata::catalog::Located;
 use tokio::time::Instant;
 
 use crate::catalog_handle::CatalogHandle;
-use crate::consensus::Read;
+use crate::consensus::{Answerer, Read};
 use crate::error::CatalogError;
 use crate::question::{LeaderAnswer, Question, Refused};
 
@@ -57,11 +58,29 @@ impl CatalogHandle {
         self.consensus.answer_with(Box::new(move |bytes| {
             let handle = handle.clone();
             Box::pin(async move {
-                let question = Question::decode(&bytes)?;
+                let question = match Question::decode(&bytes)? {
+                    Question::Node(words) => return handle.node_answerer.get()?(words).await,
+                    question => question,
+                };
                 let answer = handle.answer(question).await;
                 Some(answer.unwrap_or_else(|error| LeaderAnswer::Refused(Refused::from(&error))).encode())
             })
         }));
+    }
+
+    /// Answers what other members ask this node, as `answerer` does. Once.
+    pub fn answer_nodes_with(&self, answerer: Answerer) {
+        // A second one would be a fault of the program's; the first stays.
+        let _first = self.node_answerer.set(answerer);
+    }
+
+    /// Asks another node, in words of the caller's. Cancel-safe for the caller; what was asked may be done all the same.
+    ///
+    /// # Errors
+    /// [`CatalogError::NoSuchMember`]; [`CatalogError::OutcomeUnknown`] if no answer came `within` that time; those of a
+    /// group that ended.
+    pub async fn ask_node(&self, node: NodeId, words: Vec<u8>, within: Duration) -> Result<Vec<u8>, CatalogError> {
+        self.consensus.ask_member(node, &Question::Node(words).encode(), within).await
     }
 
     async fn answer(&self, question: Question) -> Result<LeaderAnswer, CatalogError> {
@@ -97,6 +116,7 @@ impl CatalogHandle {
                 let members = self.consensus.change_members(change).await?;
                 LeaderAnswer::Changed(members.index())
             }
+            Question::Node(_) => return Err(CatalogError::Unexpected { expected: "a question to the leader" }),
         })
     }
 }

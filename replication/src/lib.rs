@@ -12,6 +12,7 @@ pub mod error;
 mod leader;
 mod leases;
 mod question;
+pub mod replicas;
 
 pub use catalog_handle::{CatalogHandle, ForgetName, Forgotten};
 pub use consensus::{

@@ -1,4 +1,4 @@
-//! What a node asks the leader beside the log, in bytes: leases, forgets, changes of members.
+//! What a node asks the leader beside the log, in bytes: leases, forgets, changes of members; and what nodes ask each other.
 //!
 //! The leader keeps leases in its memory only, and checks them before a forget is logged; so these go to it as questions.
 //! All numbers are little-endian. A question is its kind in one byte and fields in order; keys have their length in two
@@ -16,12 +16,31 @@ use crate::error::CatalogError;
 /// A question to the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
-    Grant { tenant: TenantId, duration: Duration, keys: Vec<ObjectKey> },
-    Renew { tenant: TenantId, duration: Duration, keys: Vec<ObjectKey> },
-    Release { tenant: TenantId, keys: Vec<ObjectKey> },
-    Left { tenant: TenantId, key: ObjectKey },
-    Forget { mode: ForgetMode, names: Vec<ForgetName> },
+    Grant {
+        tenant: TenantId,
+        duration: Duration,
+        keys: Vec<ObjectKey>,
+    },
+    Renew {
+        tenant: TenantId,
+        duration: Duration,
+        keys: Vec<ObjectKey>,
+    },
+    Release {
+        tenant: TenantId,
+        keys: Vec<ObjectKey>,
+    },
+    Left {
+        tenant: TenantId,
+        key: ObjectKey,
+    },
+    Forget {
+        mode: ForgetMode,
+        names: Vec<ForgetName>,
+    },
     Change(MemberChange),
+    /// For the node that is asked, whether or not it leads: the server's own words.
+    Node(Vec<u8>),
 }
 
 /// What the leader answers.
@@ -173,6 +192,10 @@ impl Question {
                     out.id(replica.node, replica.incarnation, replica.sequence);
                 }
             }
+            Self::Node(words) => {
+                out.0.push(7);
+                out.0.extend_from_slice(words);
+            }
             Self::Change(change) => {
                 out.0.push(6);
                 match change {
@@ -241,6 +264,7 @@ impl Question {
                 4 => MemberChange::Transfer(NodeId(input.small()?)),
                 _ => return None,
             }),
+            7 => Self::Node(std::mem::take(&mut input.0).to_vec()),
             _ => return None,
         };
         input.0.is_empty().then_some(question)
@@ -341,6 +365,7 @@ mod tests {
             Question::Change(MemberChange::Promote(vec![NodeId(7), NodeId(8)])),
             Question::Change(MemberChange::Remove(NodeId(7))),
             Question::Change(MemberChange::Transfer(NodeId(7))),
+            Question::Node(b"words".to_vec()),
         ]
     }
 

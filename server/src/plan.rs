@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use tidepool_metadata::ErrorKind;
+use tidepool_metadata::catalog::Copies;
 use tidepool_tiers::StoreConfig;
 use tidepool_tiers::io::EngineChoice;
 use tidepool_tiers::memory::{MemoryConfig, available_bytes};
@@ -11,7 +12,7 @@ use tidepool_tiers::nvme::{DirectChoice, NvmeConfig, WritePolicy};
 use crate::config::{self, Config};
 use crate::error::Error;
 use crate::folder::DataFolder;
-use crate::node::NodeConfig;
+use crate::node::{NodeConfig, RepairConfig};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -55,7 +56,14 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
         config::Durability::Os => tidepool_replication::Durability::Os,
     };
     let max_object_bytes = config.limits.max_object_bytes.0;
-    Ok(NodeConfig { memory, nvme, store, durability, max_object_bytes, voters: config.cluster.voters })
+    let count = config.replicas.count;
+    let copies = Copies::new(count, 1).unwrap_or(Copies::ONE);
+    let repair = RepairConfig {
+        grace: config.replicas.repair_grace.0,
+        bytes_per_second: config.replicas.repair_bytes_per_second.0,
+    };
+    let voters = config.cluster.voters;
+    Ok(NodeConfig { memory, nvme, store, durability, max_object_bytes, voters, copies, repair })
 }
 
 fn nvme(settings: &config::Nvme, folder: &DataFolder) -> Result<NvmeConfig, Error> {

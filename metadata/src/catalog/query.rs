@@ -183,6 +183,8 @@ pub struct ObjectLocation {
     pub group: Option<Arc<str>>,
     /// Whether it can be read.
     pub presence: Presence,
+    /// How many copies there are to be.
+    pub copies: Copies,
     /// Its copies, by id.
     pub replicas: Vec<ReplicaLocation>,
 }

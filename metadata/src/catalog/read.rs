@@ -81,6 +81,7 @@ impl Catalog {
             checksums: object.checksums().to_vec(),
             group: object.group().cloned(),
             presence: self.presence_of(object),
+            copies: object.copies,
             replicas: object.replicas().map(|replica| self.replica_location(replica)).collect(),
         }
     }

@@ -21,8 +21,7 @@ class _Staged:
 
     def __init__(self, length: int, config: ReplicateConfig, group: str) -> None:
         self.value = bytearray(length)
-        nvme, data_type, _, upsert, pin = config.options(False)
-        self.options = nvme, data_type, group, upsert, pin
+        self.options = config.options(False, group)
 
 
 class Sessions:

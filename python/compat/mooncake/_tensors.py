@@ -415,14 +415,13 @@ class TensorCalls:
         config = ReplicateConfig() if config is None else config
         if self._connection is None or len(keys) != len(tensors_list) or config.check(len(keys)) != OK:
             return [INVALID_PARAMS] * max(1, len(keys))
-        nvme, data_type, group, _, pin = config.options(upsert)
-        groups = config.groups(len(keys)) or [group] * len(keys)
+        groups = config.groups(len(keys)) or [None] * len(keys)
+        data_type = config.data_type.value or int(tidepool.DataType.TENSOR)
         codes = []
         for key, tensor, group in zip(keys, tensors_list, groups):
             try:
                 parts = list(tensors.encode(tensor))
-                options = nvme, data_type or int(tidepool.DataType.TENSOR), group, upsert, pin
-                self._connection.put(False, key, parts, options)
+                self._connection.put(False, key, parts, config.options(upsert, group, data_type))
                 codes.append(OK)
             except _FAILURES as error:
                 codes.append(_codes.code(error))

@@ -98,10 +98,17 @@ class ReplicateConfig:
     def _may_have_ttl(self) -> bool:
         return self.soft_pin_action is SoftPinAction.ENABLE and 0 <= self.soft_pin_ttl_ms <= SOFT_PIN_TTL_MOST_MS
 
-    def options(self, upsert: bool) -> Tuple[bool, int, str, bool, bool]:
-        """As the native put takes them; groups go apart."""
-        group = self.group_ids[0] if self.group_ids and len(self.group_ids) == 1 else ""
-        return False, ObjectDataType(self.data_type).value, group, upsert, bool(self.with_hard_pin)
+    def options(
+        self, upsert: bool, group: Optional[str] = None, data_type: Optional[int] = None
+    ) -> Tuple[bool, int, str, bool, bool, int, int]:
+        """As the native put takes them. Without `group`: the only one that there is, if there is one."""
+        if group is None:
+            group = self.group_ids[0] if self.group_ids and len(self.group_ids) == 1 else ""
+        if data_type is None:
+            data_type = ObjectDataType(self.data_type).value
+        # 1 is what nobody asked for: the node's setting stands then. As many copies as can be had are made.
+        replicas = 0 if self.replica_num <= 1 else min(self.replica_num, 15)
+        return False, data_type, group, upsert, bool(self.with_hard_pin), replicas, 0
 
     def groups(self, keys: int) -> List[str]:
         """One a key, or none."""

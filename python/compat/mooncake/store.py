@@ -235,8 +235,7 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
             return _codes.code(error)
 
     def _put_grouped(self, key: str, parts: List[Any], config: ReplicateConfig, group: str, upsert: bool) -> int:
-        nvme, data_type, _, _, pin = config.options(upsert)
-        return self._status(lambda native: native.put(False, key, parts, (nvme, data_type, group, upsert, pin)))
+        return self._status(lambda native: native.put(False, key, parts, config.options(upsert, group)))
 
     def get(self, key: str) -> bytes:
         """The value; ``b""`` if there is none."""

@@ -34,11 +34,19 @@ def connection(
     return endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads, same_host
 
 
-def put_options(durability: str, data_type: int, group: str, upsert: bool, pin: bool) -> Tuple[bool, int, str, bool, bool]:
+Options = Tuple[bool, int, str, bool, bool, int, int]
+
+
+def put_options(
+    durability: str, data_type: int, group: str, upsert: bool, pin: bool, replicas: int, min_replicas: int
+) -> Options:
     """The native options of a put."""
     if durability not in ("memory", "nvme"):
         raise InvalidError(f"durability is {durability!r}: give memory or nvme", "BAD_ARGUMENT", field="durability")
-    return durability == "nvme", int(data_type), group, upsert, pin
+    for name, number in (("replicas", replicas), ("min_replicas", min_replicas)):
+        if not 0 <= number <= 15:
+            raise InvalidError(f"{name} is {number}: give 0 to 15", "BAD_ARGUMENT", field=name)
+    return durability == "nvme", int(data_type), group, upsert, pin, replicas, min_replicas
 
 
 def one(keys) -> list:

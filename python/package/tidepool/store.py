@@ -99,6 +99,8 @@ class Store:
         group: str = "",
         upsert: bool = False,
         pin: bool = False,
+        replicas: int = 0,
+        min_replicas: int = 0,
     ) -> bool:
         """Stores the bytes of ``value``: ``bytes``, ``bytearray``, ``memoryview``, a contiguous array.
 
@@ -111,10 +113,11 @@ class Store:
             group: objects of one group belong together.
             upsert: replace an object that is there.
             pin: keep it from eviction until it is unpinned.
+            replicas: how many copies, on as many nodes; 0: as the node's setting says.
+            min_replicas: with how many the put is acknowledged; 0: one. The rest is made later.
         """
-        return self._native.put(
-            False, key, [value], _arguments.put_options(durability, data_type, group, upsert, pin)
-        )
+        options = _arguments.put_options(durability, data_type, group, upsert, pin, replicas, min_replicas)
+        return self._native.put(False, key, [value], options)
 
     def put_parts(self, key: Key, parts: Sequence[Any], **options: Any) -> bool:
         """Stores several buffers as one object, one after the other. Options as of :meth:`put`."""
@@ -296,7 +299,15 @@ def removed(key: Key, outcome: str) -> bool:
 
 
 def _options(options: dict) -> tuple:
-    known = {"durability": "memory", "data_type": 0, "group": "", "upsert": False, "pin": False}
+    known = {
+        "durability": "memory",
+        "data_type": 0,
+        "group": "",
+        "upsert": False,
+        "pin": False,
+        "replicas": 0,
+        "min_replicas": 0,
+    }
     unknown = options.keys() - known.keys()
     if unknown:
         raise TypeError(f"put has no option {sorted(unknown)[0]!r}")

@@ -337,9 +337,24 @@ impl<S: StateMachine> Consensus<S> {
         self.check_alive()?;
         let leader = self.shared.leader().filter(|leader| leader.node() != self.shared.config.node);
         let Some(leader) = leader else { return Err(CatalogError::NotLeader { leader: None }) };
+        self.ask(leader, question, within).await
+    }
+
+    /// Asks the application of another member. Cancel-safe for the caller; what was asked may be done all the same.
+    ///
+    /// # Errors
+    /// [`CatalogError::NoSuchMember`]; [`CatalogError::OutcomeUnknown`] if no answer came `within` that time; those of a
+    /// group that ended.
+    pub async fn ask_member(&self, node: NodeId, question: &[u8], within: Duration) -> Result<Vec<u8>, CatalogError> {
+        self.check_alive()?;
+        let member = self.member_of(node).ok_or(CatalogError::NoSuchMember)?;
+        self.ask(member, question, within).await
+    }
+
+    async fn ask(&self, member: MemberId, question: &[u8], within: Duration) -> Result<Vec<u8>, CatalogError> {
         let mut message = vec![APPLICATION];
         message.extend_from_slice(question);
-        self.calls.ask(leader, message, within).await.ok_or(CatalogError::OutcomeUnknown)
+        self.calls.ask(member, message, within).await.ok_or(CatalogError::OutcomeUnknown)
     }
 
     /// Changes the group's members, or who leads; answers the members afterwards. This voter must lead.

@@ -3,14 +3,14 @@
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
-use tidepool_metadata::catalog::{Answer, NodeState, Query};
+use tidepool_metadata::catalog::{Answer, Command, NodeOutcome, NodeState, Outcome, Query};
 use tidepool_metadata::{ErrorKind, NodeId};
 use tidepool_replication::{CatalogError, CatalogHandle, GroupStatus, MemberChange, Read, Role};
 
 use super::AdminApi;
 use super::report::{LeasesReport, MemberRow, NodeRow, NodesReport, RaftReport};
 use crate::error::Error;
-use crate::node::SUSPECT_AFTER;
+use crate::node::{RepairReport, SUSPECT_AFTER};
 
 /// Which node is meant, as eight hexadecimal digits.
 #[derive(Debug, Deserialize)]
@@ -153,6 +153,49 @@ pub(super) async fn nodes(State(api): State<AdminApi>) -> Result<Json<NodesRepor
         }
     };
     Ok(Json(NodesReport { nodes: nodes.into_iter().map(row).collect() }))
+}
+
+/// What this node does to keep objects at their number of copies.
+pub(super) async fn repair(State(api): State<AdminApi>) -> Json<RepairReport> {
+    Json(api.inner.service.repair_report())
+}
+
+pub(super) async fn drain(
+    State(api): State<AdminApi>,
+    Json(request): Json<NodeRequest>,
+) -> Result<Json<NodesReport>, Error> {
+    set_state(&api, &request, NodeState::Draining).await?;
+    nodes(State(api)).await
+}
+
+pub(super) async fn undrain(
+    State(api): State<AdminApi>,
+    Json(request): Json<NodeRequest>,
+) -> Result<Json<NodesReport>, Error> {
+    set_state(&api, &request, NodeState::Up).await?;
+    nodes(State(api)).await
+}
+
+async fn set_state(api: &AdminApi, request: &NodeRequest, state: NodeState) -> Result<(), Error> {
+    let (node, catalog) = (parse(&request.node)?, api.inner.service.catalog().await?);
+    let (_, answer) = catalog.query(Query::Nodes, Read::Linearizable).await?;
+    let Answer::Nodes(nodes) = answer else { return Err(CatalogError::Unexpected { expected: "nodes" }.into()) };
+    let refused = |reason, message: String| Err(Error::new(ErrorKind::Conflict, reason, message).field("node"));
+    let Some(known) = nodes.iter().find(|known| known.node == node) else {
+        return refused("NO_SUCH_NODE", format!("there is no node {node}: `tidepool admin nodes` lists them"));
+    };
+    if known.state == NodeState::Absent {
+        return refused("NODE_ABSENT", format!("node {node} is absent: what it holds is made anew elsewhere anyway"));
+    }
+    let stays = |other: &&tidepool_metadata::catalog::NodeStat| other.node != node && other.state == NodeState::Up;
+    if state == NodeState::Draining && !nodes.iter().any(|other| stays(&other)) {
+        return refused("LAST_NODE", format!("no other node is up that could take what node {node} holds"));
+    }
+    let command = Command::SetNodeState { node, incarnation: known.incarnation, state };
+    match catalog.propose(command).await? {
+        (_, Outcome::Node(NodeOutcome::Accepted { .. })) => Ok(()),
+        _ => refused("NODE_RESTARTED", format!("node {node} has just restarted: ask again")),
+    }
 }
 
 pub(super) async fn leases(State(api): State<AdminApi>) -> Result<Json<LeasesReport>, Error> {

@@ -17,7 +17,7 @@ use super::raft::{self, RaftCommand};
 use super::serve::SettingsArguments;
 use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
 use crate::folder::DataFolder;
-use crate::node::Reconciled;
+use crate::node::{Reconciled, RepairReport};
 use crate::plan;
 
 /// What to ask a node.
@@ -40,6 +40,19 @@ pub(super) enum AdminCommand {
     Raft(RaftCommand),
     /// Show the nodes of the cluster
     Nodes,
+    /// Empty a node: it takes no new objects, and what it holds moves to others. It is empty when `admin nodes` shows no copies
+    /// there; a restart of the node ends it
+    Drain {
+        /// Its number, as `admin nodes` shows it
+        node: String,
+    },
+    /// Let a node that was being emptied take objects again
+    Undrain {
+        /// Its number, as `admin nodes` shows it
+        node: String,
+    },
+    /// Show what a node does to keep objects at their number of copies
+    Repair,
     /// Show what is leased, as the leader knows it
     Leases,
     /// Attach or detach the NVMe tier while the node runs
@@ -73,6 +86,12 @@ pub(super) async fn run(
         AdminCommand::Rebuild(settings) => rebuild(settings, output),
         AdminCommand::Raft(command) => raft::run(command, connection, output).await,
         AdminCommand::Nodes => raft::nodes(connection, output).await,
+        AdminCommand::Drain { node } => raft::set_state("drain", node, connection, output).await,
+        AdminCommand::Undrain { node } => raft::set_state("undrain", node, connection, output).await,
+        AdminCommand::Repair => {
+            let report: RepairReport = admin()?.get("/v1/repair").await?;
+            output.answer(&report, repair_table)
+        }
         AdminCommand::Leases => raft::leases(connection, output).await,
         AdminCommand::Tiers => {
             let report: TiersReport = admin()?.get("/v1/tiers").await?;
@@ -174,6 +193,16 @@ fn recovery_table(report: &RecoveryReport) -> String {
         }
     };
     format!("{}recovery: {end}\nagreed with the catalog {agreed}\n", table.render())
+}
+
+fn repair_table(report: &RepairReport) -> String {
+    let mut table = Table::default();
+    table.row(["now".into(), if report.sweeping { "going through what is here".into() } else { "waiting".into() }]);
+    table.row(["looked at".into(), report.examined.to_string()]);
+    table.row(["copied".into(), format!("{} ({})", report.copied, size(report.copied_bytes))]);
+    table.row(["too many, let go".into(), report.trimmed.to_string()]);
+    table.row(["failed, tried again".into(), report.failed.to_string()]);
+    table.render()
 }
 
 fn object_table(report: &ObjectReport) -> String {

@@ -83,8 +83,22 @@ fn rejoin(settings: &SettingsArguments, output: &Output) -> Result<ExitCode, Fai
 }
 
 pub(super) async fn nodes(connection: &ConnectionArguments, output: &Output) -> Result<ExitCode, Failure> {
-    let report: NodesReport = connection.admin()?.get("/v1/nodes").await?;
-    output.answer(&report, |report| {
+    show_nodes(&connection.admin()?.get("/v1/nodes").await?, output)
+}
+
+/// Has a node emptied, or not any more.
+pub(super) async fn set_state(
+    call: &str,
+    node: &str,
+    connection: &ConnectionArguments,
+    output: &Output,
+) -> Result<ExitCode, Failure> {
+    let path = format!("/v1/nodes/{call}");
+    show_nodes(&connection.admin()?.post(&path, &json!({ "node": node })).await?, output)
+}
+
+fn show_nodes(report: &NodesReport, output: &Output) -> Result<ExitCode, Failure> {
+    output.answer(report, |report| {
         let mut table = Table::new(&["node", "state", "vote", "life", "copies", "size", "grpc", "admin"]);
         for node in &report.nodes {
             let state = if node.announcing { format!("{}, announcing", node.state) } else { node.state.clone() };

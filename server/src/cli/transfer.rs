@@ -51,6 +51,12 @@ pub(super) struct PutArguments {
     /// What the acknowledged object survives: the process, or loss of power too
     #[arg(long, value_enum, default_value = "memory")]
     durability: DurabilityArgument,
+    /// How many copies, on as many nodes; 0: as the node's setting says
+    #[arg(long, default_value = "0", hide_default_value = true)]
+    replicas: u32,
+    /// With how many of them the put is acknowledged; 0: one
+    #[arg(long, default_value = "0", hide_default_value = true)]
+    min_replicas: u32,
 }
 
 #[derive(Debug, Args)]
@@ -93,6 +99,8 @@ pub(super) async fn put(
         group: arguments.group.clone(),
         upsert: arguments.upsert,
         pin: arguments.pin,
+        replicas: arguments.replicas,
+        min_replicas: arguments.min_replicas,
     };
     let (KeyArgument(key), path) = (&arguments.key, &arguments.file);
     let (length, done) = if path.as_os_str() == "-" {

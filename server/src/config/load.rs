@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use toml::{Table, Value};
 
@@ -120,6 +121,11 @@ impl Config {
     pub fn validate(self) -> Result<Self, ConfigError> {
         let seconds = self.shutdown_timeout.0.0.as_secs_f64();
         check("shutdown_timeout", (1.0..=600.0).contains(&seconds), self.shutdown_timeout.0, "1s to 10m")?;
+        let replicas = &self.replicas;
+        check("replicas.count", (1..=15).contains(&replicas.count), replicas.count, "1 to 15")?;
+        let day = Duration::from_secs(24 * 3600);
+        check("replicas.repair_grace", replicas.repair_grace.0 <= day, replicas.repair_grace, "0s to 24h")?;
+        size("replicas.repair_bytes_per_second", replicas.repair_bytes_per_second, Size(0), Size(64 * GIB))?;
         size("store.slice_bytes", self.store.slice_bytes, Size(64 * KIB), Size(16 * MIB))?;
         let chunked = self.store.slice_bytes.0.is_multiple_of(64 * KIB);
         check("store.slice_bytes", chunked, self.store.slice_bytes, "a multiple of 64KiB")?;

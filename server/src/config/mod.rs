@@ -37,6 +37,8 @@ pub struct Config {
     pub catalog: Catalog,
     /// How objects are cut and moved.
     pub store: Store,
+    /// How many copies objects have, and how they are kept at that.
+    pub replicas: Replicas,
     /// The DRAM tier.
     pub dram: Dram,
     /// The NVMe tier of this instance.
@@ -169,6 +171,26 @@ pub struct Store {
 impl Default for Store {
     fn default() -> Self {
         Self { slice_bytes: Size(4 << 20), promote_after_reads: 2, scrub_bytes_per_second: Size(64 << 20) }
+    }
+}
+
+/// Copies of objects on several nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Replicas {
+    /// How many copies an object gets, on as many nodes, if its put does not say: 1 to 15, default 1. What can't be had at once is
+    /// made later.
+    pub count: u8,
+    /// How long a node may be away before its copies are made anew elsewhere, those of objects that are being read excepted:
+    /// up to 24h, default 10m.
+    pub repair_grace: Period,
+    /// Most bytes a second that this node gives away to make copies anew: 0 (as fast as it goes) to 64 GiB, default 256 MiB.
+    pub repair_bytes_per_second: Size,
+}
+
+impl Default for Replicas {
+    fn default() -> Self {
+        Self { count: 1, repair_grace: Period::seconds(600), repair_bytes_per_second: Size(256 << 20) }
     }
 }
 

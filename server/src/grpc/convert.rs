@@ -78,6 +78,8 @@ pub(crate) fn options(options: Option<proto::PutOptions>) -> Result<PutOptions, 
         group: (!options.group.is_empty()).then(|| options.group.as_str().into()),
         upsert: options.upsert,
         pin: options.pin,
+        replicas: options.replicas,
+        min_replicas: options.min_replicas,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidepool_metadata::ErrorKind;
-use tidepool_metadata::catalog::{Refusal, RequestRefusal};
+use tidepool_metadata::catalog::{Copies, Refusal, RequestRefusal};
 use tidepool_replication::CatalogError;
 use tidepool_tiers::StoreError;
 
@@ -50,6 +50,20 @@ pub(super) fn unexpected(what: &str) -> Error {
 pub(super) fn outcome_unknown() -> Error {
     let message = "no answer from the catalog: whether the put succeeded is being settled; read, or put again";
     Error::new(ErrorKind::Deadline, "DEADLINE", message.to_owned()).retry_after(SOON)
+}
+
+/// A put had fewer copies than it asked for; nothing of it is left.
+pub(super) fn too_few_replicas(have: usize, copies: Copies, up: usize, last: Option<&Error>) -> Error {
+    let (minimum, wanted) = (copies.minimum(), copies.wanted());
+    let why = last.map(|error| format!("; the last that failed: {error}")).unwrap_or_default();
+    let message = format!("{have} of {wanted} copies, at least {minimum} are asked for, {up} nodes are up{why}");
+    Error::new(ErrorKind::Unavailable, "TOO_FEW_REPLICAS", message).retry_after(SOON)
+}
+
+/// This node is to be emptied: puts go elsewhere.
+pub(super) fn draining() -> Error {
+    let message = "this node is being drained and takes no new objects: put on another one";
+    Error::new(ErrorKind::Unavailable, "DRAINING", message.to_owned()).retry_after(SOON)
 }
 
 /// Nothing was done for the item, and as far as the catalog knows never will be under this id.

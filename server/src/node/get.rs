@@ -95,9 +95,16 @@ impl NodeService {
                 }
                 continue;
             }
-            match self.inner.store.open(name.tenant, &name.key, location.version).await {
-                Ok(Some(reader)) => return ObjectReader::new(*location, reader, range).map(Opened::Here),
-                Ok(None) => read = Read::Linearizable,
+            let opened = self.inner.store.open(name.tenant, &name.key, location.version).await;
+            if let Ok(Some(reader)) = opened {
+                return ObjectReader::new(*location, reader, range).map(Opened::Here);
+            }
+            // What this node can't give now, another one may.
+            if let Some(stream) = self.open_elsewhere(name, &location, range).await? {
+                return Ok(Opened::Here(ObjectReader::elsewhere(*location, stream, range)));
+            }
+            match opened {
+                Ok(_) => read = Read::Linearizable,
                 Err(StoreError::Recovering) => return Err(error::recovering(name)),
                 Err(StoreError::Corrupt { .. }) => return Err(error::not_found(name)),
                 Err(error) => return Err(error.into()),
@@ -237,7 +244,7 @@ impl ObjectReader {
 }
 
 /// CRC-32 of the object from those of its slices: no pass over the bytes.
-fn whole_checksum(location: &ObjectLocation) -> u32 {
+pub(super) fn whole_checksum(location: &ObjectLocation) -> u32 {
     let mut rest = location.length;
     let slices = location.checksums.iter().enumerate();
     slices.fold(0, |whole, (index, &slice)| {

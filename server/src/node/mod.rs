@@ -8,6 +8,7 @@
 //! answer show or free the bytes. Once sealed, a put goes on without its caller: bytes are freed only after a
 //! committed answer, refused or abandoned (protocol: put).
 
+mod copies;
 mod directory;
 mod error;
 mod free_list;
@@ -26,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tidepool_metadata::catalog::{Answer, Query};
+use tidepool_metadata::catalog::{Answer, Copies, Query};
 use tidepool_metadata::{Incarnation, NodeId, ReplicaId, TenantId, VersionId};
 use tidepool_replication::{CatalogError, CatalogHandle, Read};
 use tidepool_tiers::TieredStore;
@@ -35,6 +36,7 @@ use tokio::sync::SetOnce;
 
 use crate::error::Error;
 
+pub use copies::repair::{RepairConfig, RepairReport};
 pub use get::ObjectReader;
 pub(crate) use get::Opened;
 pub(crate) use liveness::SUSPECT_AFTER;
@@ -78,10 +80,22 @@ struct Inner {
     remotes: Remotes,
     /// How the last reconciliation ended, once one did.
     reconciled: OnceLock<Reconciled>,
+    /// How many copies an object is to have whose put does not say.
+    copies: Copies,
+    /// Copies here of puts under way on other nodes.
+    pulled: copies::Pulled,
+    repairs: copies::repair::Repairs,
 }
 
 impl NodeService {
-    fn new(node: NodeId, incarnation: Incarnation, store: TieredStore, max: u64, remotes: Remotes) -> Self {
+    fn new(
+        node: NodeId,
+        incarnation: Incarnation,
+        store: TieredStore,
+        max: u64,
+        remotes: Remotes,
+        copies: Copies,
+    ) -> Self {
         let sequence = AtomicU64::new(1);
         let (opened, catalog, reconciled) = (OnceLock::new(), SetOnce::new(), OnceLock::new());
         Self {
@@ -95,6 +109,9 @@ impl NodeService {
                 max_object_bytes: max,
                 remotes,
                 reconciled,
+                copies,
+                pulled: copies::Pulled::default(),
+                repairs: copies::repair::Repairs::default(),
             }),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use tidepool_metadata::catalog::{
     AbandonItem, AbandonOutcome, Answer, Command, CompleteItem, CompleteOutcome, Copies, MAX_COMMAND_ITEMS, NewReplica,
     Outcome, Presence, Query,
@@ -10,8 +11,13 @@ use tidepool_metadata::{Durability, LogIndex, LogTime, ObjectKey, TenantId};
 use tidepool_replication::Read;
 use tidepool_tiers::store::{ObjectBuffer, ReplicaIdentity, ReplicaName, Sealed};
 
+use super::copies::{Spread, spread};
 use super::{NodeService, ObjectName, PROPOSE_TIMEOUT, PutDone, PutItem, PutOptions, PutOutcome, Value, error};
 use crate::error::Error;
+use crate::peers::wire::Pull;
+
+/// Objects of one batch whose further copies are made at a time.
+const SPREAD_AT_A_TIME: usize = 16;
 
 /// Bytes of keys and checksums in one proposal, well below the command's own limit.
 const PROPOSED_BYTES: usize = 128 << 10;
@@ -30,6 +36,7 @@ pub struct Reservation {
     name: ObjectName,
     length: u64,
     options: PutOptions,
+    copies: Copies,
     buffer: ObjectBuffer,
     reserved_at: LogTime,
 }
@@ -38,6 +45,14 @@ pub struct Reservation {
 struct Filled {
     reservation: Reservation,
     expected: Option<u32>,
+}
+
+/// A sealed object, as it is to become visible.
+struct Proposal {
+    service: NodeService,
+    sealed: Sealed,
+    item: CompleteItem,
+    spread: Spread,
 }
 
 type PutResult = Result<PutDone, Error>;
@@ -70,9 +85,13 @@ impl NodeService {
         if length > largest {
             return Err(error::too_large(length, largest));
         }
+        let copies = spread::wanted((options.replicas, options.min_replicas), self.inner.copies)?;
+        if self.inner.repairs.is_draining() {
+            return Err(error::draining());
+        }
         let reserved_at = self.led_catalog().await?.now();
         let buffer = self.inner.store.reserve(length, name.key.as_bytes().len()).await?;
-        Ok(Reservation { service: self.clone(), name, length, options, buffer, reserved_at })
+        Ok(Reservation { service: self.clone(), name, length, options, copies, buffer, reserved_at })
     }
 
     /// Puts many small objects of one tenant with one proposal for all that fit it. One outcome per item, in order.
@@ -161,6 +180,19 @@ impl NodeService {
                     Err(error) => results[position] = Some(Err(error)),
                 }
             }
+            if proposals.iter().any(|(_, proposal)| proposal.item.copies.wanted() > 1) {
+                let spreading = proposals.into_iter().map(|(position, proposal)| async move {
+                    (position, proposal.spread().await)
+                });
+                let spread: Vec<_> = futures::stream::iter(spreading).buffered(SPREAD_AT_A_TIME).collect().await;
+                proposals = Vec::with_capacity(spread.len());
+                for (position, spread) in spread {
+                    match spread {
+                        Ok(proposal) => proposals.push((position, proposal)),
+                        Err(error) => results[position] = Some(Err(error)),
+                    }
+                }
+            }
             let (positions, proposals): (Vec<usize>, Vec<_>) = proposals.into_iter().unzip();
             for (position, done) in positions.into_iter().zip(service.propose(proposals).await) {
                 results[position] = Some(done);
@@ -170,53 +202,62 @@ impl NodeService {
         task.await.unwrap_or_else(|_panic| (0..count).map(|_| Err(error::unexpected("completion"))).collect())
     }
 
-    async fn propose(&self, proposals: Vec<(Sealed, CompleteItem)>) -> Vec<PutResult> {
+    async fn propose(&self, proposals: Vec<Proposal>) -> Vec<PutResult> {
         if proposals.is_empty() {
             return Vec::new();
         }
-        let (sealed, items): (Vec<Sealed>, Vec<CompleteItem>) = proposals.into_iter().unzip();
+        let split = |Proposal { sealed, item, spread, .. }| ((sealed, spread), item);
+        let (sealed, items): (Vec<(Sealed, Spread)>, Vec<CompleteItem>) = proposals.into_iter().map(split).unzip();
         let proposal = async { self.catalog().await?.propose(Command::Complete(items)).await };
         let proposed = tokio::time::timeout(PROPOSE_TIMEOUT, proposal).await;
         match proposed {
             Ok(Ok((log_index, Outcome::Complete(outcomes)))) if outcomes.len() == sealed.len() => {
                 let answers = sealed.into_iter().zip(outcomes);
-                answers.map(|(sealed, outcome)| self.apply(&sealed, outcome, log_index)).collect()
+                answers.map(|((sealed, spread), outcome)| self.apply(&sealed, &spread, outcome, log_index)).collect()
             }
             Ok(Err(error)) if error.is_unproposed() => {
                 // Nothing was logged and nothing will be: the bytes may go at once.
-                sealed.iter().for_each(|sealed| self.free(&sealed.name));
+                sealed.iter().for_each(|(sealed, spread)| self.take_back(sealed, spread));
                 let error = Error::from(error);
                 sealed.iter().map(|_| Err(error.clone())).collect()
             }
             Ok(_) | Err(_) => {
                 let unknown = sealed.iter().map(|_| Err(error::outcome_unknown())).collect();
                 let service = self.clone();
-                let names = sealed.into_iter().map(|sealed| sealed.name).collect();
+                // Copies on other nodes hear nothing, and ask the log themselves.
+                let names = sealed.into_iter().map(|(sealed, _)| sealed.name).collect();
                 tokio::spawn(async move { service.abandon(names).await });
                 unknown
             }
         }
     }
 
-    fn apply(&self, sealed: &Sealed, outcome: CompleteOutcome, log_index: LogIndex) -> PutResult {
+    fn apply(&self, sealed: &Sealed, spread: &Spread, outcome: CompleteOutcome, log_index: LogIndex) -> PutResult {
         match outcome {
             CompleteOutcome::Completed { .. } => {
+                self.tell(spread, &sealed.name, Some(log_index));
                 // Not here any more: removed or replaced between the commit and now, which is as good as after.
                 let _still_here = self.inner.store.complete(&sealed.name, log_index.0);
                 Ok(PutDone { outcome: PutOutcome::Stored, log_index, checksum: sealed.checksum })
             }
             CompleteOutcome::AlreadyExists { .. } => {
-                self.free(&sealed.name);
+                self.take_back(sealed, spread);
                 Ok(PutDone { outcome: PutOutcome::AlreadyExists, log_index, checksum: 0 })
             }
             CompleteOutcome::Refused(refusal) => {
-                self.free(&sealed.name);
+                self.take_back(sealed, spread);
                 Err(error::refused(refusal))
             }
         }
     }
 
-    fn free(&self, name: &ReplicaName) {
+    /// The put has not become visible and never will: all its copies go.
+    fn take_back(&self, sealed: &Sealed, spread: &Spread) {
+        self.free(&sealed.name);
+        self.tell(spread, &sealed.name, None);
+    }
+
+    pub(super) fn free(&self, name: &ReplicaName) {
         self.inner.store.free(name.tenant, &name.key, name.replica);
     }
 
@@ -325,8 +366,8 @@ impl Filled {
     }
 
     /// Ends all change to the bytes, makes them as durable as was asked for, and says what to propose.
-    async fn seal(self) -> Result<(Sealed, CompleteItem), Error> {
-        let Self { reservation: Reservation { service, name, options, buffer, reserved_at, .. }, expected } = self;
+    async fn seal(self) -> Result<Proposal, Error> {
+        let Self { reservation: Reservation { service, name, options, copies, buffer, reserved_at, .. }, expected } = self;
         let (version, replica) = service.next_ids();
         let ObjectName { tenant, key } = name;
         let name = ReplicaName { tenant, key: key.clone(), version, replica };
@@ -347,12 +388,45 @@ impl Filled {
             group: options.group,
             checksums: sealed.slice_checksums.clone(),
             replicas: vec![NewReplica { replica, durability }],
-            copies: Copies::ONE,
+            copies,
             durability,
             upsert: options.upsert,
             pin: options.pin,
             reserved_at,
         };
-        Ok((sealed, item))
+        Ok(Proposal { service, sealed, item, spread: Spread::default() })
+    }
+}
+
+impl Proposal {
+    /// Has other nodes pull the further copies.
+    async fn spread(mut self) -> Result<Self, Error> {
+        let Self { service, sealed, item, .. } = &self;
+        let pull = Pull {
+            tenant: item.tenant.0,
+            key: item.key.as_bytes().to_vec().into(),
+            version: Some(item.version.into()),
+            length: item.length,
+            data_type: item.data_type as u32,
+            checksum: sealed.checksum,
+            durable_on_nvme: item.durability == Durability::Nvme,
+            source: service.inner.node.0,
+            commit_index: 0,
+        };
+        let spread = match service.spread(sealed, pull, item.copies).await {
+            Ok(spread) => spread,
+            Err(error) => {
+                // Never proposed, so nobody can know it.
+                service.free(&sealed.name);
+                return Err(error);
+            }
+        };
+        if spread.copies.len() + 1 < usize::from(item.copies.wanted()) {
+            service.inner.repairs.want();
+        }
+        let durability = item.durability;
+        self.item.replicas.extend(spread.copies.iter().map(|&replica| NewReplica { replica, durability }));
+        self.spread = spread;
+        Ok(self)
     }
 }

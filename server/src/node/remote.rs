@@ -53,11 +53,10 @@ impl Remotes {
 
     /// Where the nodes are that have it and that answer, as far as this one knows.
     pub(super) fn addresses(&self, location: &ObjectLocation) -> Vec<String> {
-        let nodes = location.replicas.iter().map(|copy| copy.replica.node);
-        nodes.filter(|&node| !self.rests(node)).filter_map(|node| self.book.address(node)).collect()
+        in_order(location).filter(|&node| !self.rests(node)).filter_map(|node| self.book.address(node)).collect()
     }
 
-    fn client(&self, node: NodeId, tenant: TenantId, tenant_name: &str) -> Option<Client> {
+    pub(super) fn client(&self, node: NodeId, tenant: TenantId, tenant_name: &str) -> Option<Client> {
         let address = self.book.address(node)?;
         let mut clients = self.clients.lock();
         if let Some((known, client)) = clients.get(&(node, tenant))
@@ -85,6 +84,16 @@ impl Remotes {
     }
 }
 
+/// The nodes that have a copy, best first: those that stay before those that are being emptied, and those before those that
+/// seem to be away. Readers of different objects begin with different ones.
+fn in_order(location: &ObjectLocation) -> impl Iterator<Item = NodeId> {
+    let mut copies = location.replicas.clone();
+    let first = usize::try_from(location.version.sequence).unwrap_or(0) % copies.len().max(1);
+    copies.rotate_left(first);
+    copies.sort_by_key(|copy| (copy.node_state, !copy.confirmed));
+    copies.into_iter().map(|copy| copy.replica.node)
+}
+
 impl NodeService {
     /// Opens a copy on another node; `None` if no node that should have one gives it.
     pub(super) async fn open_elsewhere(
@@ -95,8 +104,7 @@ impl NodeService {
     ) -> Result<Option<ObjectStream>, Error> {
         let tenant_name = self.tenant_name(name.tenant).await?;
         let version = location.version.to_string();
-        for copy in &location.replicas {
-            let node = copy.replica.node;
+        for node in in_order(location) {
             if node == self.inner.node || self.inner.remotes.rests(node) {
                 continue;
             }
@@ -118,7 +126,7 @@ impl NodeService {
         Ok(None)
     }
 
-    async fn tenant_name(&self, tenant: TenantId) -> Result<String, Error> {
+    pub(super) async fn tenant_name(&self, tenant: TenantId) -> Result<String, Error> {
         if tenant == TenantId::DEFAULT {
             return Ok(String::new());
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tidepool_metadata::catalog::{
-    Command, ForgetMode, NodeAddresses, NodeOutcome, NodeRegistration, Outcome, Setting, TierDescription,
+    Command, Copies, ForgetMode, NodeAddresses, NodeOutcome, NodeRegistration, Outcome, Setting, TierDescription,
 };
 use tidepool_metadata::{ErrorKind, NodeId, TierKind};
 use tidepool_replication::{
@@ -24,7 +24,7 @@ use tidepool_tiers::{StoreConfig, TieredStore};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{NodeService, Remotes, directory, free_list, liveness, reconcile, sessions};
+use super::{NodeService, Remotes, RepairConfig, copies, directory, free_list, liveness, reconcile, sessions};
 use crate::error::Error;
 use crate::folder::DataFolder;
 
@@ -46,6 +46,10 @@ pub struct NodeConfig {
     pub max_object_bytes: u64,
     /// How many voters the catalog's group is to have.
     pub voters: usize,
+    /// How many copies an object is to have whose put does not say.
+    pub copies: Copies,
+    /// How copies are kept at their number.
+    pub repair: RepairConfig,
 }
 
 /// What connects a node to the others.
@@ -117,7 +121,7 @@ impl Node {
     /// # Errors
     /// What keeps a tier from being opened, with what to do about it; a catalog that is gone.
     pub async fn start(config: NodeConfig, folder: Arc<DataFolder>, membership: Membership) -> Result<Self, Error> {
-        let NodeConfig { memory, nvme, store, durability, max_object_bytes, voters } = config;
+        let NodeConfig { memory, nvme, store, durability, max_object_bytes, voters, copies, repair } = config;
         let Membership { formation, transport, addresses, remotes } = membership;
         let mut tiers = vec![TierDescription { kind: TierKind::Dram, capacity_bytes: memory.capacity_bytes }];
         let capacity = nvme.as_ref().map(|nvme| nvme.capacity_bytes);
@@ -135,9 +139,9 @@ impl Node {
                 tracing::error!(%error, "the NVMe tier could not be scanned: what is only there is not served");
             }
         });
-        let service = NodeService::new(node, folder.incarnation(), store, max_object_bytes, remotes);
+        let service = NodeService::new(node, folder.incarnation(), store, max_object_bytes, remotes, copies);
         let (sender, outcome) = watch::channel(None);
-        let join = Join { service: service.clone(), folder, forget, tiers, addresses, transport, recovery };
+        let join = Join { service: service.clone(), folder, forget, tiers, addresses, transport, recovery, repair };
         let joining = tokio::spawn(async move {
             let joined = join.run(group).await;
             let (joined, outcome) = match joined {
@@ -201,11 +205,12 @@ struct Join {
     addresses: NodeAddresses,
     transport: Arc<dyn Transport>,
     recovery: JoinHandle<()>,
+    repair: RepairConfig,
 }
 
 impl Join {
     async fn run(self, group: GroupConfig) -> Result<Joined, Error> {
-        let Self { service, folder, forget, tiers, addresses, transport, recovery } = self;
+        let Self { service, folder, forget, tiers, addresses, transport, recovery, repair } = self;
         let group = tokio::task::spawn_blocking(move || Group::start_with(group, transport)).await;
         let (group, catalog) = match group.map_err(|panic| fault(&panic.to_string()))? {
             Err(error) if error.reason() == "MUST_REJOIN" => {
@@ -223,9 +228,15 @@ impl Join {
         folder.note_catalog()?;
         register(&service, &catalog, addresses, tiers).await?;
         let _first = (forget.catalog.set(catalog.clone()), service.inner.catalog.set(catalog.clone()));
+        let answering = service.clone();
+        catalog.answer_nodes_with(Box::new(move |words| {
+            let service = answering.clone();
+            Box::pin(async move { Some(service.answer_node(&words).await) })
+        }));
         let announcing = service.clone();
         let tasks = vec![
-            tokio::spawn(free_list::run(service, catalog.clone())),
+            tokio::spawn(free_list::run(service.clone(), catalog.clone())),
+            tokio::spawn(copies::repair::run(service, catalog.clone(), repair)),
             tokio::spawn(sessions::sweep(catalog.clone())),
             tokio::spawn(liveness::watch(catalog.clone())),
             tokio::spawn(async move {

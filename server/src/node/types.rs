@@ -29,6 +29,10 @@ pub struct PutOptions {
     pub upsert: bool,
     /// Pinned from the start.
     pub pin: bool,
+    /// How many copies there are to be; 0: as many as the node's setting says.
+    pub replicas: u32,
+    /// With how many the put is acknowledged; 0: one.
+    pub min_replicas: u32,
 }
 
 /// One object of a batch put.

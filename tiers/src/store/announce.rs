@@ -39,6 +39,24 @@ impl TieredStore {
         }
     }
 
+    /// The places of all replicas: those in DRAM first, hottest first, then the others.
+    #[must_use]
+    pub fn by_heat(&self) -> Vec<EntryId> {
+        let tables = self.inner.state.lock();
+        let resident = tables.resident.hottest(tables.index.len());
+        let is_elsewhere = |&id: &EntryId| tables.index.get(id).is_some_and(|entry| entry.dram.is_none());
+        let elsewhere = (0..tables.index.id_bound()).filter(is_elsewhere);
+        resident.iter().copied().chain(elsewhere).collect()
+    }
+
+    /// Those of the replicas at these places that are complete, and whether each was read since it came here, or to NVMe.
+    #[must_use]
+    pub fn held(&self, places: &[EntryId]) -> Vec<(ReplicaName, bool)> {
+        let tables = self.inner.state.lock();
+        let entries = places.iter().filter_map(|&id| tables.index.get(id)).filter(|entry| entry.commit_index > 0);
+        entries.map(|entry| (name_of(entry), entry.reads > 0)).collect()
+    }
+
     /// What a catalog that knows nothing of this node needs to list its replicas: those of the `count` places from
     /// `first` on, in the order in which recovery adopted them, hottest first. Answers where to go on, `None` at the end.
     /// From memory alone: the sums stand with the places.

@@ -1,0 +1,7 @@
+//! How many copies an object has, and where: decisions, without I/O.
+//!
+//! [`placement`] says which nodes are to get copies, [`repair`] what the holder of a copy is to do about the others.
+//! Both are functions of what the catalog knows. Who carries them out is the node's business.
+
+pub mod placement;
+pub mod repair;

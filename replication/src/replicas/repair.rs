@@ -1,0 +1,127 @@
+//! What the holder of a copy is to do about an object's other copies.
+//!
+//! Every node has the whole catalog, so each decides about the objects that it holds, and no two about the same one: the
+//! first holder that can be read is *responsible*. While views differ two may act: a copy too many is trimmed again.
+//! Nothing of a plan is stored, so neither a change of leaders nor a restart interrupts anything.
+
+use tidepool_metadata::NodeId;
+use tidepool_metadata::catalog::{NodeState, ObjectLocation, ReplicaLocation};
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing, or not by this node.
+    Nothing,
+    /// So many more copies are to be made.
+    Copy(usize),
+    /// This node's copy is one too many: ask the catalog, which decides, whether it may go.
+    Trim,
+}
+
+/// What `me` is to do about an object in which it holds a copy, in a cluster of which so many nodes are `up`. With
+/// `is_patient` copies on absent nodes count as there: those may come back.
+#[must_use]
+pub fn plan(location: &ObjectLocation, me: NodeId, up: usize, is_patient: bool) -> Step {
+    let is_here = |copy: &&ReplicaLocation| copy.confirmed && copy.node_state != NodeState::Absent;
+    let stays = |copy: &&ReplicaLocation| is_here(copy) && copy.node_state == NodeState::Up;
+    let Some(mine) = location.replicas.iter().find(|copy| copy.replica.node == me && copy.confirmed) else {
+        return Step::Nothing;
+    };
+    let staying = location.replicas.iter().filter(stays).count();
+    let wanted = usize::from(location.copies.wanted()).min(up);
+    let others = staying - usize::from(stays(&mine));
+    // The last ones go, so that the responsible one stays; one on a node that is to be empty goes wherever it stands.
+    let last = location.replicas.iter().rfind(stays).map(|copy| copy.replica.node);
+    if others >= wanted.max(1) && (mine.node_state == NodeState::Draining || last == Some(me)) {
+        return Step::Trim;
+    }
+    let away = |copy: &&ReplicaLocation| copy.node_state == NodeState::Absent || !copy.confirmed;
+    let awaited = if is_patient { location.replicas.iter().filter(away).count() } else { 0 };
+    let responsible = location.replicas.iter().find(stays).or_else(|| location.replicas.iter().find(is_here));
+    let missing = wanted.saturating_sub(staying + awaited);
+    match responsible {
+        Some(copy) if copy.replica.node == me && missing > 0 => Step::Copy(missing),
+        _ => Step::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidepool_metadata::catalog::{Copies, Presence};
+    use tidepool_metadata::{DataType, Durability, Incarnation, LogIndex, ReplicaId, VersionId};
+
+    use super::*;
+
+    const UP: NodeState = NodeState::Up;
+    const DRAINING: NodeState = NodeState::Draining;
+    const ABSENT: NodeState = NodeState::Absent;
+
+    fn object(wanted: u8, copies: &[(u32, NodeState, bool)]) -> ObjectLocation {
+        let replica = |&(node, node_state, confirmed): &(u32, NodeState, bool)| ReplicaLocation {
+            replica: ReplicaId { node: NodeId(node), incarnation: Incarnation(1), sequence: 1 },
+            durability: Durability::Memory,
+            node_state,
+            confirmed,
+        };
+        ObjectLocation {
+            version: VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence: 1 },
+            commit_index: LogIndex(1),
+            length: 1,
+            slice_bytes: 1,
+            data_type: DataType::default(),
+            checksums: vec![0],
+            group: None,
+            presence: Presence::Present,
+            copies: Copies::new(wanted, 1).expect("legal"),
+            replicas: copies.iter().map(replica).collect(),
+        }
+    }
+
+    fn plans(object: &ObjectLocation, up: usize, is_patient: bool) -> Vec<(u32, Step)> {
+        let nodes = object.replicas.iter().map(|copy| copy.replica.node);
+        let steps = nodes.map(|node| (node.0, plan(object, node, up, is_patient)));
+        steps.filter(|(_, step)| *step != Step::Nothing).collect()
+    }
+
+    #[test]
+    fn one_holder_makes_what_is_missing() {
+        let object = object(3, &[(2, UP, true), (5, UP, true)]);
+        assert_eq!(plans(&object, 5, false), [(2, Step::Copy(1))]);
+        assert_eq!(plans(&object, 2, false), [], "no more copies than nodes");
+        assert_eq!(plan(&object, NodeId(9), 5, false), Step::Nothing, "it has no copy");
+    }
+
+    #[test]
+    fn an_absent_holder_is_replaced_at_once_or_waited_for() {
+        let object = object(2, &[(1, ABSENT, true), (2, UP, true)]);
+        assert_eq!(plans(&object, 3, false), [(2, Step::Copy(1))]);
+        assert_eq!(plans(&object, 3, true), []);
+    }
+
+    #[test]
+    fn a_returning_holder_counts_once_it_has_confirmed() {
+        let unconfirmed = object(2, &[(1, UP, false), (2, UP, true)]);
+        assert_eq!(plans(&unconfirmed, 3, false), [(2, Step::Copy(1))]);
+        assert_eq!(plans(&unconfirmed, 3, true), []);
+        let back = object(2, &[(1, UP, true), (2, UP, true), (3, UP, true)]);
+        assert_eq!(plans(&back, 3, true), [(3, Step::Trim)], "the copy that was made meanwhile goes");
+    }
+
+    #[test]
+    fn a_draining_holder_is_replaced_and_then_lets_go() {
+        let alone = object(1, &[(1, DRAINING, true)]);
+        assert_eq!(plans(&alone, 2, true), [(1, Step::Copy(1))]);
+        assert_eq!(plans(&alone, 0, true), [], "nowhere to go");
+        let moved = object(1, &[(1, DRAINING, true), (2, UP, true)]);
+        assert_eq!(plans(&moved, 2, true), [(1, Step::Trim)]);
+        let two = object(2, &[(1, DRAINING, true), (2, UP, true)]);
+        assert_eq!(plans(&two, 2, true), [(2, Step::Copy(1))]);
+        assert_eq!(plans(&two, 1, true), [(1, Step::Trim)], "as many copies as nodes that stay");
+    }
+
+    #[test]
+    fn of_several_too_many_one_goes_at_a_time() {
+        let object = object(1, &[(1, UP, true), (2, UP, true), (3, UP, true), (4, ABSENT, true)]);
+        assert_eq!(plans(&object, 3, false), [(3, Step::Trim)]);
+    }
+}

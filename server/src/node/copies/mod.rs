@@ -1,0 +1,115 @@
+//! Copies of objects on several nodes: made by puts ([`spread`]), pulled by the nodes that get them ([`pull`]), and kept
+//! at their number ([`repair`]).
+//!
+//! A copy is always pulled by the node that gets it, from a node that has it: nobody else writes its memory. Nodes talk about
+//! copies in messages of the catalog's group, whose members have proved that they belong to the cluster.
+//! States and times: `docs/src/replicas.md`.
+
+mod pull;
+pub(super) mod repair;
+pub(super) mod spread;
+
+use std::time::Duration;
+
+use prost::Message as _;
+use tidepool_metadata::catalog::{Answer, NodeStat, Query};
+use tidepool_metadata::{ErrorKind, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
+use tidepool_replication::Read;
+use tidepool_tiers::store::ReplicaName;
+
+use super::{NodeService, error};
+use crate::error::Error;
+use crate::peers::wire::{Id, NodeReply, NodeRequest, Refused, node_reply, node_request};
+
+pub(super) use pull::Pulled;
+pub(super) use spread::Spread;
+
+/// What a pull may take beside its bytes.
+const PULL_TIME: Duration = Duration::from_secs(2);
+/// What a slow network or disk moves at least, in bytes a second: says how long a pull of so many bytes may take.
+const SLOWEST: u64 = 32 << 20;
+
+impl From<VersionId> for Id {
+    fn from(VersionId { node, incarnation, sequence }: VersionId) -> Self {
+        Self { node: node.0, incarnation: incarnation.0, sequence }
+    }
+}
+
+impl From<ReplicaId> for Id {
+    fn from(ReplicaId { node, incarnation, sequence }: ReplicaId) -> Self {
+        Self { node: node.0, incarnation: incarnation.0, sequence }
+    }
+}
+
+impl From<&Id> for VersionId {
+    fn from(id: &Id) -> Self {
+        Self { node: NodeId(id.node), incarnation: Incarnation(id.incarnation), sequence: id.sequence }
+    }
+}
+
+impl From<&Id> for ReplicaId {
+    fn from(id: &Id) -> Self {
+        Self { node: NodeId(id.node), incarnation: Incarnation(id.incarnation), sequence: id.sequence }
+    }
+}
+
+/// How long a pull of so many bytes may take.
+fn pull_time(length: u64) -> Duration {
+    PULL_TIME + Duration::from_secs(length / SLOWEST)
+}
+
+fn malformed() -> Error {
+    Error::new(ErrorKind::Invalid, "BAD_MESSAGE", "a message of another node can't be read".into())
+}
+
+impl NodeService {
+    /// Answers what other nodes ask about copies.
+    pub(super) async fn answer_node(&self, request: &[u8]) -> Vec<u8> {
+        let answer = match NodeRequest::decode(request).map(|request| request.ask) {
+            Ok(Some(node_request::Ask::Pull(pull))) => {
+                self.pull(pull).await.map(|copy| node_reply::Answer::Copy(copy.into()))
+            }
+            Ok(Some(node_request::Ask::Settle(settle))) => {
+                self.settle(settle).map(|()| node_reply::Answer::Done(true))
+            }
+            Ok(None) | Err(_) => Err(malformed()),
+        };
+        let refused = |error: Error| {
+            let (reason, message) = (error.reason().to_owned(), error.to_string());
+            node_reply::Answer::Refused(Refused { reason, message })
+        };
+        NodeReply { answer: Some(answer.unwrap_or_else(refused)) }.encode_to_vec()
+    }
+
+    async fn ask_node(
+        &self,
+        node: NodeId,
+        ask: node_request::Ask,
+        within: Duration,
+    ) -> Result<node_reply::Answer, Error> {
+        let words = NodeRequest { ask: Some(ask) }.encode_to_vec();
+        let answer = self.catalog().await?.ask_node(node, words, within).await?;
+        match NodeReply::decode(&answer[..]).map(|reply| reply.answer) {
+            Ok(Some(node_reply::Answer::Refused(Refused { reason, message }))) => {
+                let message = format!("node {node} refused: {message} ({reason})");
+                Err(Error::new(ErrorKind::Unavailable, "REFUSED_BY_NODE", message))
+            }
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) | Err(_) => Err(malformed()),
+        }
+    }
+
+    /// All nodes, as this one's catalog knows them.
+    async fn nodes(&self) -> Result<Vec<NodeStat>, Error> {
+        match self.catalog().await?.query(Query::Nodes, Read::Local).await? {
+            (_, Answer::Nodes(nodes)) => Ok(nodes),
+            _ => Err(error::unexpected("nodes")),
+        }
+    }
+}
+
+/// A copy's full name, as another node gave it.
+fn copy_name(tenant: u32, key: &[u8], version: VersionId, replica: ReplicaId) -> Result<ReplicaName, Error> {
+    let key = ObjectKey::new(key).map_err(|_| malformed())?;
+    Ok(ReplicaName { tenant: TenantId(tenant), key, version, replica })
+}

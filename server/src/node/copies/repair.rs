@@ -1,0 +1,302 @@
+//! Keeps the objects that this node holds at the number of copies that they are to have.
+//!
+//! When a node comes, goes or is to be emptied, and now and then without a reason, the node goes through what it holds, what
+//! was read lately first, and does its part of each object's plan ([`tidepool_replication::replicas::repair`]): it has other
+//! nodes pull copies from here, and lets go of its own where there are too many. Copies on a node that has been away for less
+//! than the grace period are waited for, but those of objects that are being read.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use serde::{Deserialize, Serialize};
+use tidepool_metadata::catalog::{ForgetMode, Located, NodeStat, NodeState, ObjectLocation};
+use tidepool_metadata::{Incarnation, KeyHash, NodeId, TenantId};
+use tidepool_replication::replicas::placement::{self, Candidate};
+use tidepool_replication::replicas::repair::{Step, plan};
+use tidepool_replication::{CatalogHandle, Forgotten, Read};
+use tidepool_tiers::store::ReplicaName;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::spread::numbers;
+use crate::error::Error;
+use crate::node::{NodeService, get};
+use crate::peers::wire::Pull;
+
+/// How often nodes are looked at.
+const PERIOD: Duration = Duration::from_millis(500);
+/// How long after the last one a sweep that found something to do, or failed, is repeated; and one that did not.
+const AGAIN_AFTER: Duration = Duration::from_secs(2);
+const SWEEP_AFTER: Duration = Duration::from_secs(60);
+/// Objects that are looked at together.
+const STEP: usize = 256;
+/// Copies that are made at a time.
+const AT_A_TIME: usize = 4;
+
+/// How repair behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct RepairConfig {
+    /// How long a node may be away before its copies are made anew elsewhere.
+    pub grace: Duration,
+    /// Most bytes a second that this node gives away for repair; 0: as fast as it goes.
+    pub bytes_per_second: u64,
+}
+
+/// What repair has done in this life.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairReport {
+    /// It goes through what is here.
+    pub sweeping: bool,
+    /// Objects that this sweep, or the last one, has looked at.
+    pub examined: u64,
+    /// Copies that other nodes were made to pull, and their bytes.
+    pub copied: u64,
+    /// Their bytes.
+    pub copied_bytes: u64,
+    /// Copies that were too many here.
+    pub trimmed: u64,
+    /// Copies that could not be made; they are tried again.
+    pub failed: u64,
+}
+
+/// What repair and the node's other parts tell each other.
+#[derive(Default)]
+pub(in crate::node) struct Repairs {
+    sweeping: AtomicBool,
+    examined: AtomicU64,
+    copied: AtomicU64,
+    copied_bytes: AtomicU64,
+    trimmed: AtomicU64,
+    failed: AtomicU64,
+    /// This node is to be emptied.
+    draining: AtomicBool,
+    /// A put has fewer copies than it is to have.
+    wanted: Notify,
+}
+
+impl Repairs {
+    pub(in crate::node) fn want(&self) {
+        self.wanted.notify_one();
+    }
+
+    pub(in crate::node) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    fn report(&self) -> RepairReport {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        RepairReport {
+            sweeping: self.sweeping.load(Ordering::Relaxed),
+            examined: load(&self.examined),
+            copied: load(&self.copied),
+            copied_bytes: load(&self.copied_bytes),
+            trimmed: load(&self.trimmed),
+            failed: load(&self.failed),
+        }
+    }
+}
+
+impl NodeService {
+    /// What repair has done.
+    #[must_use]
+    pub fn repair_report(&self) -> RepairReport {
+        self.inner.repairs.report()
+    }
+}
+
+type View = Vec<(NodeId, Incarnation, NodeState, bool)>;
+
+/// The cluster during one sweep.
+struct Sweep<'a> {
+    service: &'a NodeService,
+    catalog: &'a CatalogHandle,
+    candidates: Vec<Candidate>,
+    /// Nodes that are away and may come back.
+    awaited: Vec<NodeId>,
+    pace: &'a Pace,
+}
+
+/// One copy that is to be made.
+struct Making {
+    name: ReplicaName,
+    location: Box<ObjectLocation>,
+    count: usize,
+}
+
+/// Runs until the catalog stops.
+pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, config: RepairConfig) {
+    let repairs = &service.inner.repairs;
+    let pace = Pace::new(config.bytes_per_second);
+    let mut period = tokio::time::interval(PERIOD);
+    let mut absent: HashMap<NodeId, Instant> = HashMap::new();
+    let mut swept: Option<(View, Vec<NodeId>)> = None;
+    let mut due = Instant::now();
+    loop {
+        let is_wanted = tokio::select! {
+            _ = period.tick() => false,
+            () = repairs.wanted.notified() => true,
+        };
+        if catalog.status().failure.is_some() {
+            return;
+        }
+        let Ok(nodes) = service.nodes().await else { continue };
+        let view: View =
+            nodes.iter().map(|node| (node.node, node.incarnation, node.state, node.announcing)).collect();
+        let here = nodes.iter().find(|node| node.node == service.inner.node);
+        repairs.draining.store(here.is_some_and(|here| here.state == NodeState::Draining), Ordering::Release);
+        let awaited = awaited(&nodes, &mut absent, config.grace);
+        let is_news = swept.as_ref().is_none_or(|before| (&before.0, &before.1) != (&view, &awaited));
+        if is_wanted {
+            due = due.min(Instant::now() + AGAIN_AFTER);
+        }
+        // Alone there is nothing to do, and nobody to do it with.
+        if nodes.len() < 2 || !(is_news || Instant::now() >= due) || here.is_none_or(|here| here.announcing) {
+            continue;
+        }
+        let candidates = placement::candidates(&nodes);
+        let sweep = Sweep { service: &service, catalog: &catalog, candidates, awaited: awaited.clone(), pace: &pace };
+        repairs.sweeping.store(true, Ordering::Relaxed);
+        let is_quiet = sweep.run().await;
+        repairs.sweeping.store(false, Ordering::Relaxed);
+        swept = Some((view, awaited));
+        due = Instant::now() + if is_quiet { SWEEP_AFTER } else { AGAIN_AFTER };
+    }
+}
+
+/// The nodes that are away for less than `grace`.
+fn awaited(nodes: &[NodeStat], absent: &mut HashMap<NodeId, Instant>, grace: Duration) -> Vec<NodeId> {
+    let is_absent = |node: &&NodeStat| node.state == NodeState::Absent;
+    absent.retain(|node, _| nodes.iter().filter(is_absent).any(|known| known.node == *node));
+    let away = nodes.iter().filter(is_absent).map(|known| known.node);
+    away.filter(|&node| absent.entry(node).or_insert_with(Instant::now).elapsed() < grace).collect()
+}
+
+impl Sweep<'_> {
+    /// Goes through all that is here; false if there was something to do, done or not.
+    async fn run(&self) -> bool {
+        let (store, repairs) = (&self.service.inner.store, &self.service.inner.repairs);
+        repairs.examined.store(0, Ordering::Relaxed);
+        let mut is_quiet = true;
+        for ids in store.by_heat().chunks(STEP) {
+            let held = store.held(ids);
+            repairs.examined.fetch_add(held.len() as u64, Ordering::Relaxed);
+            let mut tenants: HashMap<TenantId, Vec<(ReplicaName, bool)>> = HashMap::new();
+            for (name, is_read) in held {
+                tenants.entry(name.tenant).or_default().push((name, is_read));
+            }
+            for (tenant, held) in tenants {
+                is_quiet &= self.step(tenant, held).await.unwrap_or(false);
+            }
+            // What is asked of the node meanwhile has its turn.
+            tokio::task::yield_now().await;
+        }
+        is_quiet
+    }
+
+    async fn step(&self, tenant: TenantId, held: Vec<(ReplicaName, bool)>) -> Result<bool, Error> {
+        let keys = held.iter().map(|(name, _)| name.key.clone()).collect();
+        let (_, located) = self.catalog.locate(tenant, keys, None, Read::Local).await?;
+        let (mut makings, mut surplus) = (Vec::new(), Vec::new());
+        for ((name, is_read), located) in held.into_iter().zip(located) {
+            let Located::Found(location) = located else { continue };
+            if location.version != name.version {
+                continue;
+            }
+            let is_away = |copy: &tidepool_metadata::catalog::ReplicaLocation| copy.node_state == NodeState::Absent;
+            let mut away = location.replicas.iter().filter(|copy| is_away(copy)).map(|copy| copy.replica.node);
+            let is_patient = !is_read && away.all(|node| self.awaited.contains(&node));
+            match plan(&location, self.service.inner.node, self.candidates.len(), is_patient) {
+                Step::Nothing => {}
+                Step::Copy(count) => makings.push(Making { name, location, count }),
+                Step::Trim => surplus.push(name),
+            }
+        }
+        let is_quiet = makings.is_empty() && surplus.is_empty();
+        let made = futures::stream::iter(makings).map(|making| self.make(making)).buffer_unordered(AT_A_TIME);
+        made.collect::<()>().await;
+        self.trim(surplus).await?;
+        Ok(is_quiet)
+    }
+
+    /// Has as many other nodes pull a copy as are missing.
+    async fn make(&self, Making { name, location, count }: Making) {
+        let repairs = &self.service.inner.repairs;
+        let holders: Vec<NodeId> = location.replicas.iter().map(|copy| copy.replica.node).collect();
+        let order = placement::order(&self.candidates, &holders, numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0));
+        let mut missing = count;
+        for node in order {
+            if missing == 0 {
+                return;
+            }
+            self.pace.wait(location.length).await;
+            match self.service.pull_there(node, pull_of(&name, &location, self.service.inner.node)).await {
+                Ok(_) => {
+                    missing -= 1;
+                    repairs.copied.fetch_add(1, Ordering::Relaxed);
+                    repairs.copied_bytes.fetch_add(location.length, Ordering::Relaxed);
+                }
+                Err(error) => tracing::debug!(key = %name.key, %node, %error, "a copy could not be made"),
+            }
+        }
+        repairs.failed.fetch_add(missing as u64, Ordering::Relaxed);
+    }
+
+    /// Lets go of what is too much here, as far as the catalog agrees.
+    async fn trim(&self, surplus: Vec<ReplicaName>) -> Result<(), Error> {
+        if surplus.is_empty() {
+            return Ok(());
+        }
+        let names = surplus.iter().map(|name| (name.tenant, name.key.clone(), name.version, name.replica)).collect();
+        let answers = self.catalog.forget(names, ForgetMode::SurplusOnly).await?;
+        for (name, answer) in surplus.iter().zip(answers) {
+            if answer == Forgotten::Yes {
+                self.service.free(name);
+                self.service.inner.repairs.trimmed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn pull_of(name: &ReplicaName, location: &ObjectLocation, source: NodeId) -> Pull {
+    let durable_on_nvme = location
+        .replicas
+        .iter()
+        .any(|copy| copy.replica == name.replica && copy.durability == tidepool_metadata::Durability::Nvme);
+    Pull {
+        tenant: name.tenant.0,
+        key: name.key.as_bytes().to_vec().into(),
+        version: Some(name.version.into()),
+        length: location.length,
+        data_type: location.data_type as u32,
+        checksum: get::whole_checksum(location),
+        durable_on_nvme,
+        source: source.0,
+        commit_index: location.commit_index.0,
+    }
+}
+
+/// Spreads bytes over time.
+struct Pace {
+    bytes_per_second: u64,
+    /// When the next bytes may go.
+    next: tokio::sync::Mutex<Instant>,
+}
+
+impl Pace {
+    fn new(bytes_per_second: u64) -> Self {
+        Self { bytes_per_second, next: tokio::sync::Mutex::new(Instant::now()) }
+    }
+
+    async fn wait(&self, bytes: u64) {
+        if self.bytes_per_second == 0 {
+            return;
+        }
+        let mut next = self.next.lock().await;
+        tokio::time::sleep_until(*next).await;
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
+        *next = Instant::now() + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+    }
+}

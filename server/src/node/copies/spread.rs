@@ -1,0 +1,121 @@
+//! Further copies of what a put has just brought here.
+//!
+//! Once the coordinator's copy is sealed, other nodes pull theirs, in the order that placement gives; one that fails is
+//! replaced by the next. The put is proposed with all copies that are there, and each node is told how it ended.
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use tidepool_metadata::catalog::{Copies, MAX_COPIES};
+use tidepool_metadata::{ErrorKind, KeyHash, LogIndex, NodeId, ReplicaId};
+use tidepool_replication::replicas::placement;
+use tidepool_tiers::store::{ReplicaName, Sealed};
+
+use super::{PULL_TIME, pull_time};
+use crate::error::Error;
+use crate::node::{NodeService, error};
+use crate::peers::wire::{Pull, Settle, node_reply, node_request};
+
+/// Copies on other nodes, which wait to hear how the put ended.
+#[derive(Debug, Default)]
+pub(in crate::node) struct Spread {
+    pub(in crate::node) copies: Vec<ReplicaId>,
+}
+
+/// How many copies a put is to have: what it asks for, or as many as this node's setting says.
+///
+/// # Errors
+/// `BAD_REPLICAS` with the numbers.
+pub(in crate::node) fn wanted(asked: (u32, u32), default: Copies) -> Result<Copies, Error> {
+    let (replicas, minimum) = asked;
+    let minimum = minimum.max(1);
+    let replicas = if replicas == 0 { minimum.max(u32::from(default.wanted())) } else { replicas };
+    let fits = |number: u32| u8::try_from(number).unwrap_or(u8::MAX);
+    Copies::new(fits(replicas), fits(minimum)).ok_or_else(|| {
+        let message = format!(
+            "{replicas} replicas, at least {minimum} at once: both are from 1 to {MAX_COPIES}, and min_replicas is not more"
+        );
+        Error::new(ErrorKind::Invalid, "BAD_REPLICAS", message).field("replicas")
+    })
+}
+
+impl NodeService {
+    /// Brings about the further copies of a sealed object. What could not be had is missing: repair makes it later.
+    ///
+    /// # Errors
+    /// `TOO_FEW_REPLICAS` with the numbers, if a put with so few is to be refused. Nothing is left anywhere then.
+    pub(in crate::node) async fn spread(
+        &self,
+        sealed: &Sealed,
+        pull: Pull,
+        copies: Copies,
+    ) -> Result<Spread, Error> {
+        if copies.wanted() == 1 {
+            return Ok(Spread::default());
+        }
+        let here = self.inner.node;
+        let nodes = placement::candidates(&self.nodes().await?);
+        let ReplicaName { tenant, key, .. } = &sealed.name;
+        let order = placement::order(&nodes, &[here], numbers(KeyHash::of(*tenant, key.as_bytes()).0));
+        let mut order = order.into_iter();
+        let needed = usize::from(copies.wanted()) - 1;
+        let mut spread = Spread::default();
+        let mut pulls: FuturesUnordered<_> =
+            order.by_ref().take(needed).map(|node| self.pull_there(node, pull.clone())).collect();
+        let mut last = None;
+        while let Some(pulled) = pulls.next().await {
+            match pulled {
+                Ok(copy) => spread.copies.push(copy),
+                Err(error) => {
+                    tracing::debug!(%error, "a copy of a put could not be made");
+                    last = Some(error);
+                    pulls.extend(order.next().map(|node| self.pull_there(node, pull.clone())));
+                }
+            }
+        }
+        let have = 1 + spread.copies.len();
+        if have >= usize::from(copies.minimum()) {
+            return Ok(spread);
+        }
+        self.tell(&spread, &sealed.name, None);
+        Err(error::too_few_replicas(have, copies, nodes.len(), last.as_ref()))
+    }
+
+    /// Has another node pull a copy.
+    pub(super) async fn pull_there(&self, node: NodeId, pull: Pull) -> Result<ReplicaId, Error> {
+        // A moment more than the other node takes, so that its answer is heard.
+        let within = pull_time(pull.length) + PULL_TIME / 4;
+        match self.ask_node(node, node_request::Ask::Pull(pull), within).await? {
+            node_reply::Answer::Copy(copy) if copy.node == node.0 => Ok((&copy).into()),
+            _ => Err(error::unexpected("a copy")),
+        }
+    }
+
+    /// Tells the nodes that have copies how the put ended: where it was committed, or that it was not. Waits for nobody.
+    pub(in crate::node) fn tell(&self, spread: &Spread, name: &ReplicaName, committed: Option<LogIndex>) {
+        for &copy in &spread.copies {
+            let settle = Settle {
+                tenant: name.tenant.0,
+                key: name.key.as_bytes().to_vec().into(),
+                copy: Some(copy.into()),
+                commit_index: committed.map_or(0, |index| index.0),
+            };
+            let service = self.clone();
+            // One that does not hear it asks the log.
+            tokio::spawn(async move {
+                let settled = service.ask_node(copy.node, node_request::Ask::Settle(settle), PULL_TIME).await;
+                settled.map_err(|error| tracing::debug!(?copy, %error, "a copy could not be told")).ok()
+            });
+        }
+    }
+}
+
+/// Numbers that follow from `seed`, for drawing nodes.
+pub(super) fn numbers(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
+    }
+}
