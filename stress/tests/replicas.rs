@@ -1,0 +1,188 @@
+//! Copies on several real processes: whoever is lost, what has another copy is read, and gets its number of copies again.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde_json::json;
+use tidepool_client::{Client, ErrorKind, ObjectStat, PutOptions};
+use tidepool_stress::cluster::{Cluster, program};
+
+const OBJECTS: u64 = 40;
+
+fn start(count: usize) -> Cluster {
+    let program = program(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
+    let settings = ["store.slice_bytes=256KiB", "replicas.repair_grace=0s"];
+    blocking(|| Cluster::start_voters(program, count, &settings)).unwrap()
+}
+
+fn blocking<A>(work: impl FnOnce() -> A) -> A {
+    tokio::task::block_in_place(work)
+}
+
+/// The value of object `number`, from a byte to several slices: every byte follows from the number.
+fn value(number: u64) -> Bytes {
+    let length = 1 + number.wrapping_mul(0x9E37_79B9) % 700_000;
+    (0..length).map(|at| (number.wrapping_mul(31) + at * 7) as u8).collect::<Vec<_>>().into()
+}
+
+fn key(number: u64) -> String {
+    format!("k/{number}")
+}
+
+fn copies(replicas: u32, min_replicas: u32) -> PutOptions {
+    PutOptions { replicas, min_replicas, ..PutOptions::default() }
+}
+
+async fn fill(client: &Client, options: &PutOptions) {
+    for number in 0..OBJECTS {
+        client.put(key(number), value(number), options).await.unwrap();
+    }
+}
+
+async fn check(client: &Client) {
+    for number in 0..OBJECTS {
+        let found = client.get(key(number)).await.unwrap();
+        let found = found.unwrap_or_else(|| panic!("{} was acknowledged and is lost", key(number)));
+        assert!(found.value == value(number), "wrong bytes of {}", key(number));
+    }
+}
+
+async fn stat(client: &Client, number: u64) -> ObjectStat {
+    client.stat(key(number)).await.unwrap().unwrap()
+}
+
+/// Waits until each object has so many copies, all on nodes that are up, and no other.
+async fn until_each_has(client: &Client, copies: usize) {
+    let began = Instant::now();
+    let mut number = 0;
+    while number < OBJECTS {
+        let stat = stat(client, number).await;
+        if stat.replicas.len() == copies && stat.replicas.iter().all(|copy| copy.node_state == "up") {
+            number += 1;
+            continue;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{} still has {:?}", key(number), stat.replicas);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A client that knows one node only.
+fn client_of(cluster: &Cluster, position: usize) -> Client {
+    Client::builder().endpoint(cluster.node(position).unwrap().grpc.to_string()).build().unwrap()
+}
+
+fn number_of(cluster: &Cluster, position: usize) -> String {
+    let info = cluster.node(position).unwrap().admin("/v1/raft").unwrap();
+    info["node"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_two_copies_survives_the_loss_of_each_node_and_has_two_again() {
+    let mut cluster = start(3);
+    let client = cluster.client(Duration::from_secs(20)).unwrap();
+    fill(&client, &copies(2, 2)).await;
+    for number in 0..OBJECTS {
+        let mut nodes: Vec<String> = stat(&client, number).await.replicas.into_iter().map(|copy| copy.node).collect();
+        nodes.dedup();
+        assert_eq!(nodes.len(), 2, "on different nodes");
+    }
+    for lost in 0..3 {
+        blocking(|| cluster.kill(lost)).unwrap();
+        // At once, and by each of the others alone: a copy is left.
+        check(&client).await;
+        for other in (0..3).filter(|&other| other != lost) {
+            check(&client_of(&cluster, other)).await;
+        }
+        until_each_has(&client, 2).await;
+        blocking(|| cluster.restart(lost)).unwrap();
+        blocking(|| cluster.until("all are up", Cluster::are_all_up));
+        // What was made meanwhile is one too many, and goes.
+        until_each_has(&client, 2).await;
+    }
+    check(&client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_gets_the_copies_that_can_be_had_or_is_refused_and_leaves_nothing() {
+    let mut cluster = start(3);
+    let client = cluster.client(Duration::from_secs(20)).unwrap();
+    blocking(|| cluster.kill(2)).unwrap();
+    let refused = client.put("all", value(1), &copies(3, 3)).await.unwrap_err();
+    assert_eq!((refused.kind(), refused.reason()), (ErrorKind::Unavailable, "TOO_FEW_REPLICAS"), "{refused}");
+    assert!(refused.to_string().contains("2 of 3 copies"), "{refused}");
+    assert!(client.get("all").await.unwrap().is_none());
+    let unused = |cluster: &Cluster| {
+        cluster.running().all(|(_, node)| {
+            let tiers = node.admin("/v1/tiers").unwrap();
+            tiers["tiers"][0]["objects"] == 0 && tiers["tiers"][0]["reserved"] == 0
+        })
+    };
+    blocking(|| cluster.until("nothing is left of it", unused));
+
+    client.put("k/1", value(1), &copies(3, 2)).await.unwrap();
+    assert_eq!(stat(&client, 1).await.replicas.len(), 2);
+    let refused = client.put("x", value(1), &copies(2, 3)).await.unwrap_err();
+    assert_eq!((refused.kind(), refused.reason()), (ErrorKind::Invalid, "BAD_REPLICAS"), "{refused}");
+    // The third is made when there is a third node.
+    blocking(|| cluster.restart(2)).unwrap();
+    let began = Instant::now();
+    while stat(&client, 1).await.replicas.len() < 3 {
+        assert!(began.elapsed() < Duration::from_secs(60));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_node_costs_a_put_time_and_no_copy() {
+    let cluster = start(3);
+    let client = client_of(&cluster, 0);
+    let frozen = cluster.node(1).unwrap();
+    frozen.freeze().unwrap();
+    // Whichever is asked first: the other one takes its place.
+    for number in 0..4 {
+        let put = client.put(key(number), value(number), &copies(2, 2)).await;
+        put.unwrap_or_else(|error| panic!("{error}"));
+        let nodes: Vec<String> = stat(&client, number).await.replicas.into_iter().map(|copy| copy.node).collect();
+        assert!(!nodes.contains(&"".to_owned()) && nodes.len() == 2, "{nodes:?}");
+    }
+    frozen.thaw().unwrap();
+    for number in 0..4 {
+        assert!(client.get(key(number)).await.unwrap().unwrap().value == value(number));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drained_node_is_empty_in_the_end_and_nothing_is_missed_meanwhile() {
+    let cluster = start(3);
+    let client = cluster.client(Duration::from_secs(20)).unwrap();
+    // By each node, so that each has some only copies.
+    for number in 0..OBJECTS {
+        let client = client_of(&cluster, (number % 3) as usize);
+        client.put(key(number), value(number), &copies(1 + (number % 2) as u32, 1)).await.unwrap();
+    }
+    let (drained, number) = (1, number_of(&cluster, 1));
+    let drain = json!({ "node": number });
+    let report = blocking(|| cluster.node(0).unwrap().change("/v1/nodes/drain", &drain)).unwrap();
+    assert!(report["nodes"].as_array().unwrap().iter().any(|node| node["state"] == "draining"), "{report}");
+    let is_empty = |cluster: &Cluster| {
+        let nodes = cluster.node(0).unwrap().admin("/v1/nodes").unwrap();
+        let row = nodes["nodes"].as_array().unwrap().iter().find(|row| row["node"] == number.as_str());
+        row.is_some_and(|row| row["replicas"] == 0)
+    };
+    let began = Instant::now();
+    while !blocking(|| is_empty(&cluster)) {
+        assert!(began.elapsed() < Duration::from_secs(60), "it is not emptied");
+        check(&client).await;
+    }
+    check(&client).await;
+    for number in 0..OBJECTS {
+        assert_eq!(stat(&client, number).await.replicas.len() as u64, 1 + number % 2, "{}", key(number));
+    }
+    // It takes nothing new itself; whoever knows another node puts there.
+    let refused = client_of(&cluster, drained).put("new", value(1), &copies(1, 1)).await.unwrap_err();
+    assert_eq!(refused.reason(), "DRAINING", "{refused}");
+    client.put("new", value(1), &copies(2, 2)).await.unwrap();
+    let undrained = blocking(|| cluster.node(0).unwrap().change("/v1/nodes/undrain", &drain)).unwrap();
+    assert!(undrained["nodes"].as_array().unwrap().iter().all(|node| node["state"] == "up"), "{undrained}");
+}
