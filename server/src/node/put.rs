@@ -181,9 +181,9 @@ impl NodeService {
                 }
             }
             if proposals.iter().any(|(_, proposal)| proposal.item.copies.wanted() > 1) {
-                let spreading = proposals.into_iter().map(|(position, proposal)| async move {
-                    (position, proposal.spread().await)
-                });
+                let spreading = proposals
+                    .into_iter()
+                    .map(|(position, proposal)| async move { (position, proposal.spread().await) });
                 let spread: Vec<_> = futures::stream::iter(spreading).buffered(SPREAD_AT_A_TIME).collect().await;
                 proposals = Vec::with_capacity(spread.len());
                 for (position, spread) in spread {
@@ -367,7 +367,8 @@ impl Filled {
 
     /// Ends all change to the bytes, makes them as durable as was asked for, and says what to propose.
     async fn seal(self) -> Result<Proposal, Error> {
-        let Self { reservation: Reservation { service, name, options, copies, buffer, reserved_at, .. }, expected } = self;
+        let Self { reservation: Reservation { service, name, options, copies, buffer, reserved_at, .. }, expected } =
+            self;
         let (version, replica) = service.next_ids();
         let ObjectName { tenant, key } = name;
         let name = ReplicaName { tenant, key: key.clone(), version, replica };

@@ -69,9 +69,7 @@ impl NodeService {
             Ok(Some(node_request::Ask::Pull(pull))) => {
                 self.pull(pull).await.map(|copy| node_reply::Answer::Copy(copy.into()))
             }
-            Ok(Some(node_request::Ask::Settle(settle))) => {
-                self.settle(settle).map(|()| node_reply::Answer::Done(true))
-            }
+            Ok(Some(node_request::Ask::Settle(settle))) => self.settle(settle).map(|()| node_reply::Answer::Done(true)),
             Ok(None) | Err(_) => Err(malformed()),
         };
         let refused = |error: Error| {

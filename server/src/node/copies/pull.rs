@@ -57,7 +57,8 @@ impl NodeService {
         let client = self.inner.remotes.client(source, name.tenant, &tenant_name).ok_or_else(unknown)?;
         let options = GetOptions { version: version.to_string(), ..GetOptions::default() };
         let stream = client.get_stream(name.key.as_bytes(), options).await;
-        let gone = || Error::new(ErrorKind::NotFound, "NOT_FOUND", format!("node {source} has no copy of {}", name.key));
+        let gone =
+            || Error::new(ErrorKind::NotFound, "NOT_FOUND", format!("node {source} has no copy of {}", name.key));
         let mut stream = stream.map_err(|error| remote::from_client(&error))?.ok_or_else(gone)?;
         while let Some(bytes) = stream.next().await.map_err(|error| remote::from_client(&error))? {
             buffer.write(&bytes)?;

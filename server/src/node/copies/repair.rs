@@ -142,8 +142,7 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
             return;
         }
         let Ok(nodes) = service.nodes().await else { continue };
-        let view: View =
-            nodes.iter().map(|node| (node.node, node.incarnation, node.state, node.announcing)).collect();
+        let view: View = nodes.iter().map(|node| (node.node, node.incarnation, node.state, node.announcing)).collect();
         let here = nodes.iter().find(|node| node.node == service.inner.node);
         repairs.draining.store(here.is_some_and(|here| here.state == NodeState::Draining), Ordering::Release);
         let awaited = awaited(&nodes, &mut absent, config.grace);
@@ -224,7 +223,8 @@ impl Sweep<'_> {
     async fn make(&self, Making { name, location, count }: Making) {
         let repairs = &self.service.inner.repairs;
         let holders: Vec<NodeId> = location.replicas.iter().map(|copy| copy.replica.node).collect();
-        let order = placement::order(&self.candidates, &holders, numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0));
+        let order =
+            placement::order(&self.candidates, &holders, numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0));
         let mut missing = count;
         for node in order {
             if missing == 0 {

@@ -43,12 +43,7 @@ impl NodeService {
     ///
     /// # Errors
     /// `TOO_FEW_REPLICAS` with the numbers, if a put with so few is to be refused. Nothing is left anywhere then.
-    pub(in crate::node) async fn spread(
-        &self,
-        sealed: &Sealed,
-        pull: Pull,
-        copies: Copies,
-    ) -> Result<Spread, Error> {
+    pub(in crate::node) async fn spread(&self, sealed: &Sealed, pull: Pull, copies: Copies) -> Result<Spread, Error> {
         if copies.wanted() == 1 {
             return Ok(Spread::default());
         }
