@@ -117,7 +117,7 @@ impl Catalog {
             ForgetMode::SurplusOnly | ForgetMode::Lost => {}
             ForgetMode::EvenLast => {
                 // Whoever evicts a copy finds it too cold to be kept: it is not made anew.
-                let left = object.replicas().len() - 1;
+                let left = object.replicas().count() - 1;
                 let copies = object.copies.at_most(left);
                 self.objects.get_mut(slot).copies = copies;
             }
@@ -133,7 +133,7 @@ impl Catalog {
             other.id != replica.id
                 && node.is_some_and(|node| node.state == NodeState::Up && node.confirms(other.id.incarnation))
         };
-        let kept: Vec<Replica> = object.replicas().iter().copied().filter(keeps).collect();
+        let kept: Vec<Replica> = object.replicas().filter(keeps).collect();
         let durable = |copy: &Replica| copy.durability >= object.durability;
         kept.len() >= usize::from(object.copies.wanted()).min(self.nodes.up()).max(1)
             && (!durable(&replica) || kept.iter().any(durable))
