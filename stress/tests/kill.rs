@@ -113,8 +113,16 @@ async fn kill_9_under_load_loses_nothing_that_was_acknowledged() {
                 Client::builder().endpoint(node.grpc.to_string()).deadline(Duration::from_secs(2)).build().unwrap();
             writers.spawn(load(client, Arc::clone(&next), Arc::clone(&acknowledged), Arc::clone(&stop)));
         }
+        let before = acknowledged.lock().len();
         // Not synchronisation: the moment of the kill is to be any.
         tokio::time::sleep(Duration::from_millis(150 + 137 * life)).await;
+        // On a busy machine the load needs longer to be one.
+        let under_load = async {
+            while acknowledged.lock().len() < before + 10 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), under_load).await.expect("puts are acknowledged");
         node.kill().unwrap();
         stop.store(true, Ordering::SeqCst);
         while let Some(ended) = writers.join_next().await {
@@ -132,7 +140,6 @@ async fn kill_9_under_load_loses_nothing_that_was_acknowledged() {
             assert_eq!(numbers[0] + numbers[1] + numbers[2], numbers[3], "{tier}");
         }
     }
-    assert!(acknowledged.lock().len() > 50, "the load was real: {}", acknowledged.lock().len());
     assert!(node.tier("nvme", "objects").unwrap() > 0);
     node.stop().unwrap();
 }
