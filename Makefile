@@ -13,7 +13,7 @@ DRILL ?=
 DURATION ?= 60s
 SEED ?= 1
 
-.PHONY: help setup demo test test-python test-rdma wheel bench bench-reference drills large lint verify fix docs
+.PHONY: help setup demo test test-python test-rdma wheel bench bench-reference drills large fuzz lint verify fix docs
 
 help: ## What there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ bench-reference: setup ## The Python modules beside Mooncake's own wheel from Py
 large: setup ## Values of 2 to 5 GiB through a node, every byte compared.
 	$(ROCKSDB) && cargo build --locked --release -p tidepool-server
 	scripts/large-values "$(TARGET)/release/tidepool"
+
+fuzz: setup ## Every decoder, FUZZ_SECONDS (60) each, or FUZZ=name (installs a nightly compiler and cargo-fuzz).
+	$(ROCKSDB) && scripts/fuzz $(FUZZ)
 
 lint: setup ## Format and lints, without writing anything.
 	cargo fmt --all --check

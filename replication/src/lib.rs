@@ -9,6 +9,8 @@
 mod catalog_handle;
 pub mod consensus;
 pub mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod leader;
 mod leases;
 mod question;

@@ -22,6 +22,8 @@ mod error;
 mod exchange;
 #[cfg(feature = "faults")]
 mod faulty;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod handover;
 mod lend;
 mod memory;

@@ -32,6 +32,8 @@ mod database;
 mod driver;
 mod entry;
 mod envelope;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod group;
 mod handle;
 mod identity;

@@ -168,6 +168,16 @@ fn decode(bytes: &[u8]) -> Option<Vec<Hot>> {
     Some(hot)
 }
 
+/// Reads a heat list of these bytes behind the magic, whose checksum is made to hold: for its fuzz target.
+#[cfg(fuzzing)]
+pub fn decode_heat_list(bytes: &[u8]) {
+    let mut file = [&MAGIC, bytes].concat();
+    file.extend(crc32fast::hash(&file).to_le_bytes());
+    if let Some(hot) = decode(&file) {
+        assert_eq!(encode(&hot), file);
+    }
+}
+
 fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     let (head, tail) = rest.split_first_chunk::<N>()?;
     *rest = tail;

@@ -47,6 +47,8 @@ use tokio::task::JoinHandle;
 
 pub use announce::Announcement;
 pub use buffer::{ObjectBuffer, Sealed};
+#[cfg(fuzzing)]
+pub use heat::decode_heat_list;
 pub use hold::Hold;
 pub use index::EntryId;
 pub use read::{ByteRange, ObjectReader};
