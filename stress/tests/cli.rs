@@ -1,0 +1,135 @@
+//! The command line against a running node: what each command prints, for people and for programs, and how it ends.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use tidepool_stress::node_process::{NodeOptions, NodeProcess, Place, program_beside};
+
+/// Ended, and the answer is no.
+const NO: i32 = 1;
+
+/// The program, and where it finds the node.
+struct Cli {
+    program: PathBuf,
+    arguments: Vec<String>,
+}
+
+impl Cli {
+    fn run(&self, arguments: &[&str]) -> Output {
+        Command::new(&self.program).args(&self.arguments).args(arguments).output().unwrap()
+    }
+
+    /// What it prints for people, if it succeeds.
+    fn says(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What it prints for programs, on standard error if it failed, and its exit code.
+    fn answers(&self, arguments: &[&str]) -> (Value, Option<i32>) {
+        let output = self.run(&[&["--json"], arguments].concat());
+        let words = if output.stdout.is_empty() { &output.stderr } else { &output.stdout };
+        let answer = serde_json::from_slice(words);
+        (answer.unwrap_or_else(|error| panic!("{arguments:?}: {error}: {output:?}")), output.status.code())
+    }
+}
+
+#[test]
+fn every_command_answers_people_and_programs_and_ends_with_what_it_found() {
+    let (folder, segment) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let program = program_beside(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
+    let settings = vec![
+        format!("dram.folder='{}'", segment.path().display()),
+        "nvme.region_bytes=1MiB".into(),
+        "store.slice_bytes=256KiB".into(),
+    ];
+    let data = folder.path().join("data");
+    let options = NodeOptions {
+        program: program.clone(),
+        data,
+        dram_bytes: 32 << 20,
+        nvme_bytes: 64 << 20,
+        settings,
+        place: Place::default(),
+    };
+    let mut node = NodeProcess::start(options).unwrap();
+    let arguments = vec![format!("--endpoint={}", node.grpc), format!("--admin={}", node.admin)];
+    let cli = Cli { program, arguments };
+
+    let value: Vec<u8> = (0..300_000_u32).map(|index| (index % 251) as u8).collect();
+    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+    std::fs::write(&source, &value).unwrap();
+    let (source, output) = (source.to_str().unwrap(), format!("--output={}", target.display()));
+    assert!(cli.says(&["put", "a", source]).starts_with("stored a"));
+    let (answer, code) = cli.answers(&["put", "a", source]);
+    assert_eq!((&answer["outcome"], code), (&json!("already_exists"), Some(0)));
+    cli.says(&["put", "hex:ff00", source]);
+    cli.says(&["get", "a", &output]);
+    assert!(std::fs::read(&target).unwrap() == value);
+    let part = cli.run(&["get", "a", "--offset=250", "--length=3"]);
+    assert_eq!(part.stdout, [250, 0, 1]);
+    let (answer, code) = cli.answers(&["get", "absent"]);
+    assert_eq!((&answer["reason"], code), (&json!("NOT_FOUND"), Some(NO)));
+    assert!(cli.run(&["get", "absent", &output]).stdout.is_empty());
+    assert!(std::fs::read(&target).unwrap() == value, "a file is written whole or not at all");
+
+    let (answer, code) = cli.answers(&["exists", "a", "absent"]);
+    assert_eq!(answer, json!([{ "key": "a", "existence": "present" }, { "key": "absent", "existence": "missing" }]));
+    assert_eq!(code, Some(NO));
+    assert_eq!(cli.answers(&["exists", "a"]).1, Some(0));
+    let (listed, _) = cli.answers(&["ls"]);
+    assert_eq!((&listed[0]["key"], &listed[1]["key_base64"]), (&json!("a"), &json!("/wA=")));
+    assert!(cli.says(&["ls"]).contains("hex:ff00"));
+    assert_eq!(cli.answers(&["stat", "a"]).0["length"], json!(300_000));
+    assert!(cli.says(&["stat", "a"]).contains("300000 bytes"));
+
+    let (object, _) = cli.answers(&["admin", "object", "a"]);
+    assert_eq!(object["slices"].as_array().unwrap().len(), 2);
+    assert!(cli.says(&["admin", "object", "a"]).contains("dram"));
+    let (tiers, _) = cli.answers(&["admin", "tiers"]);
+    assert_eq!((&tiers["tiers"][0]["tier"], &tiers["tiers"][0]["objects"]), (&json!("dram"), &json!(2)));
+    assert!(cli.says(&["admin", "tiers"]).contains("write amplification"));
+    assert_eq!(cli.answers(&["admin", "recovery"]).0["finished"], json!(true));
+    assert!(cli.says(&["admin", "recovery"]).contains("hot_keys"));
+    assert_eq!(cli.answers(&["admin", "nvme", "detach"]).0["state"], json!("detached"));
+    assert_eq!(cli.answers(&["admin", "nvme", "attach", "--capacity=96MiB"]).0["state"], json!("attached"));
+    assert_eq!(cli.answers(&["admin", "raft", "status"]).0["role"], json!("leader"));
+
+    let (removed, code) = cli.answers(&["rm", "a", "absent"]);
+    let outcomes = json!([{ "key": "a", "outcome": "removed" }, { "key": "absent", "outcome": "missing" }]);
+    assert_eq!((removed, code), (outcomes, Some(NO)));
+    cli.says(&["rm", "--all"]);
+    assert_eq!(cli.answers(&["ls"]).0, json!([]));
+    node.stop().unwrap();
+
+    // Nobody is there: what failed, and what to do.
+    let (answer, code) = cli.answers(&["exists", "a"]);
+    assert!(answer["error"].as_str().unwrap().contains("tidepool serve"), "{answer}");
+    assert!(code > Some(NO), "{code:?}: no is an answer, this is none");
+}
+
+/// What needs no node.
+#[test]
+fn settings_machine_and_completions_are_looked_at_without_a_node() {
+    let program = program_beside(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
+    let cli = Cli { program, arguments: Vec::new() };
+    let folder = tempfile::tempdir().unwrap();
+    let data = format!("--data={}", folder.path().join("data").display());
+    let (findings, _) = cli.answers(&["doctor", "--quick", &data]);
+    let looked_at: Vec<&str> =
+        findings.as_array().unwrap().iter().map(|finding| finding["what"].as_str().unwrap()).collect();
+    for what in ["memory", "io_uring", "O_DIRECT", "open files", "locked memory", "grpc.listen", "segments"] {
+        assert!(looked_at.contains(&what), "{what} is not in {looked_at:?}");
+    }
+    assert!(cli.says(&["config", "print"]).contains("[nvme]"));
+    cli.says(&["config", "check"]);
+    let wrong = cli.run(&["config", "check", "--set", "dram.watermark_high=2"]);
+    let words = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(!wrong.status.success() && words.contains("dram.watermark_high = 2"), "{words}");
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(cli.says(&["completions", shell]).contains("tidepool"));
+    }
+}
