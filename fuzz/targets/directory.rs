@@ -4,9 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfuzzer_sys::fuzz_target;
-use tidepool_metadata::directory::{
-    Extent, Extents, Layout, Lookup, Reader, SlotId, SliceName, Writer, read_slice,
-};
+use tidepool_metadata::directory::{Extent, Extents, Layout, Lookup, Reader, SliceName, SlotId, Writer, read_slice};
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, SliceHeader, TenantId, VersionId};
 
 const NODE: NodeId = NodeId(7);
@@ -28,7 +26,7 @@ fn segment() -> (Layout, Vec<AtomicU64>) {
     for number in 0..SLICES {
         let mut extents = Extents::default();
         (0..=number as u32 % 3).for_each(|part| {
-            extents.push(Extent { page: number as u32 * 6 + part * 2, pages: 1 });
+            assert!(extents.push(Extent { page: number as u32 * 6 + part * 2, pages: 1 }), "three extents at most");
         });
         let promise = writer.reserve(key(number).as_bytes().len()).expect("slots");
         let slot = writer.seal(&words, promise, &header(number), &extents);
