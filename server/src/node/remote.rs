@@ -25,8 +25,15 @@ const REST: Duration = Duration::from_secs(1);
 /// Connections to each node.
 const CONNECTIONS: usize = 2;
 
-/// One for each node and tenant, with the address that it is for.
-type Clients = HashMap<(NodeId, TenantId), (String, Client)>;
+/// How a client asks: whole objects by the node's engine, or streams by gRPC, of which a piece at a time is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Way {
+    Engine,
+    Stream,
+}
+
+/// One for each node, tenant and way, with the address that it is for.
+type Clients = HashMap<(NodeId, TenantId, Way), (String, Client)>;
 
 /// Clients of other nodes. Cheap to clone.
 #[derive(Clone)]
@@ -56,10 +63,10 @@ impl Remotes {
         in_order(location).filter(|&node| !self.rests(node)).filter_map(|node| self.book.address(node)).collect()
     }
 
-    pub(super) fn client(&self, node: NodeId, tenant: TenantId, tenant_name: &str) -> Option<Client> {
+    pub(super) fn client(&self, node: NodeId, tenant: TenantId, tenant_name: &str, way: Way) -> Option<Client> {
         let address = self.book.address(node)?;
         let mut clients = self.clients.lock();
-        if let Some((known, client)) = clients.get(&(node, tenant))
+        if let Some((known, client)) = clients.get(&(node, tenant, way))
             && *known == address
         {
             return Some(client.clone());
@@ -69,7 +76,7 @@ impl Remotes {
             connect_timeout: Duration::from_secs(1),
             connections: CONNECTIONS,
             local_reads: false,
-            native: false,
+            native: way == Way::Engine,
             retries: 0,
             ..ClientSettings::default()
         };
@@ -79,7 +86,7 @@ impl Remotes {
         }
         let client =
             builder.build().map_err(|error| tracing::warn!(%node, address, %error, "a client of that node")).ok()?;
-        clients.insert((node, tenant), (address, client.clone()));
+        clients.insert((node, tenant, way), (address, client.clone()));
         Some(client)
     }
 }
@@ -108,7 +115,9 @@ impl NodeService {
             if node == self.inner.node || self.inner.remotes.rests(node) {
                 continue;
             }
-            let Some(client) = self.inner.remotes.client(node, name.tenant, &tenant_name) else { continue };
+            let Some(client) = self.inner.remotes.client(node, name.tenant, &tenant_name, Way::Stream) else {
+                continue;
+            };
             let options =
                 GetOptions { offset: range.offset, length: range.length, fresh: false, version: version.clone() };
             match client.get_stream(name.key.as_bytes(), options).await {

@@ -16,6 +16,7 @@ pub mod pairs;
 mod perf;
 mod recovery;
 mod replay;
+mod replicas;
 mod scaling;
 mod soak;
 
@@ -90,5 +91,10 @@ pub const BENCHES: &[Bench] = &[
     },
     Bench { name: "catalog-size", about: "memory and start of a catalog of 10^7 objects", run: catalog_size::run },
     Bench { name: "failover", about: "what clients notice when the leader is killed, 100 times", run: failover::run },
+    Bench {
+        name: "replicas",
+        about: "puts of two copies beside puts of one, and the loss of a node",
+        run: replicas::run,
+    },
     Bench { name: "soak", about: "what a node holds after ten million puts, beside after two", run: soak::run },
 ];

@@ -10,7 +10,7 @@
 
 mod disk;
 mod load;
-mod network;
+pub(crate) mod network;
 mod random;
 mod report;
 mod scenario;

@@ -32,13 +32,13 @@ pub(super) enum Direction {
 }
 
 /// The namespaces; they go with this.
-pub(super) struct Network {
+pub(crate) struct Network {
     hub: String,
     nodes: Vec<String>,
 }
 
 /// Why there can be no namespaces; `None` if there can.
-pub(super) fn why_not() -> Option<&'static str> {
+pub(crate) fn why_not() -> Option<&'static str> {
     let has = |tool| Command::new(tool).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !rustix::process::geteuid().is_root() {
         return Some("needs root");
@@ -55,7 +55,7 @@ pub(super) fn why_not() -> Option<&'static str> {
 
 impl Network {
     /// Namespaces for so many nodes.
-    pub(super) fn new(count: usize) -> Result<Self, DrillError> {
+    pub(crate) fn new(count: usize) -> Result<Self, DrillError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = format!("td{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let hub = format!("{id}h");
@@ -80,15 +80,26 @@ impl Network {
         Ok(network)
     }
 
+    /// Lets each link take so many bits a second, either way.
+    pub(crate) fn limit(&self, bits: u64) -> Result<(), DrillError> {
+        let rate = format!("{bits}bit");
+        let shape = ["root", "tbf", "rate", &rate, "burst", "1mb", "latency", "50ms"];
+        for (node, name) in self.nodes.iter().enumerate() {
+            run("tc", &[&["-n", name, "qdisc", "add", "dev", "net"][..], &shape].concat())?;
+            run("tc", &[&["-n", &self.hub, "qdisc", "add", "dev", &format!("port{node}")][..], &shape].concat())?;
+        }
+        Ok(())
+    }
+
     /// Moves this thread, and those that it starts from here on, to the clients' side.
-    pub(super) fn enter(&self) -> Result<(), DrillError> {
+    pub(crate) fn enter(&self) -> Result<(), DrillError> {
         let namespace = File::open(format!("/run/netns/{}", self.hub))?;
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).map_err(std::io::Error::from)?;
         Ok(())
     }
 
     /// Where the nodes run.
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(crate) fn places(&self) -> Vec<Place> {
         let place = |(node, name): (usize, &String)| Place { network: Some((name.clone(), node_address(node))) };
         self.nodes.iter().enumerate().map(place).collect()
     }

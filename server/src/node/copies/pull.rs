@@ -13,12 +13,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidepool_client::GetOptions;
 use tidepool_metadata::catalog::{AddReplicaItem, AddReplicaOutcome, Command, Outcome};
+use tidepool_metadata::envelope::MOST_VALUE_BYTES;
 use tidepool_metadata::{DataType, Durability, ErrorKind, NodeId, ReplicaId, VersionId};
 use tidepool_tiers::store::{ReplicaIdentity, ReplicaName};
 
 use super::{copy_name, malformed, pull_time};
 use crate::error::Error;
-use crate::node::{NodeService, error, remote};
+use crate::node::remote::{self, Way};
+use crate::node::{NodeService, error};
 use crate::peers::wire::{Pull, Settle};
 
 /// How long a copy waits for the word of the put that it belongs to. A put without an answer from the log gives up sooner.
@@ -54,14 +56,24 @@ impl NodeService {
         let source = NodeId(pull.source);
         let tenant_name = self.tenant_name(name.tenant).await?;
         let unknown = || Error::new(ErrorKind::Unavailable, "UNREACHABLE", format!("node {source} has no address"));
-        let client = self.inner.remotes.client(source, name.tenant, &tenant_name).ok_or_else(unknown)?;
+        let way = if pull.length <= MOST_VALUE_BYTES { Way::Engine } else { Way::Stream };
+        let client = self.inner.remotes.client(source, name.tenant, &tenant_name, way).ok_or_else(unknown)?;
         let options = GetOptions { version: version.to_string(), ..GetOptions::default() };
-        let stream = client.get_stream(name.key.as_bytes(), options).await;
         let gone =
             || Error::new(ErrorKind::NotFound, "NOT_FOUND", format!("node {source} has no copy of {}", name.key));
-        let mut stream = stream.map_err(|error| remote::from_client(&error))?.ok_or_else(gone)?;
-        while let Some(bytes) = stream.next().await.map_err(|error| remote::from_client(&error))? {
-            buffer.write(&bytes)?;
+        let failed = |error| remote::from_client(&error);
+        match way {
+            Way::Engine => {
+                let object = client.get_with(name.key.as_bytes(), options).await.map_err(failed)?;
+                buffer.write(&object.ok_or_else(gone)?.value)?;
+            }
+            Way::Stream => {
+                let stream = client.get_stream(name.key.as_bytes(), options).await.map_err(failed)?;
+                let mut stream = stream.ok_or_else(gone)?;
+                while let Some(bytes) = stream.next().await.map_err(failed)? {
+                    buffer.write(&bytes)?;
+                }
+            }
         }
         buffer.seal(ReplicaIdentity { name: name.clone(), data_type }, Some(pull.checksum))?;
         if let Err(error) = self.inner.store.write_through(&name, pull.durable_on_nvme).await {

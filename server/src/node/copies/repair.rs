@@ -106,12 +106,18 @@ impl NodeService {
     }
 }
 
+/// What of the nodes a sweep depends on.
 type View = Vec<(NodeId, Incarnation, NodeState, bool)>;
+
+fn view(nodes: &[NodeStat]) -> View {
+    nodes.iter().map(|node| (node.node, node.incarnation, node.state, node.announcing)).collect()
+}
 
 /// The cluster during one sweep.
 struct Sweep<'a> {
     service: &'a NodeService,
     catalog: &'a CatalogHandle,
+    view: &'a View,
     candidates: Vec<Candidate>,
     /// Nodes that are away and may come back.
     awaited: Vec<NodeId>,
@@ -142,7 +148,7 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
             return;
         }
         let Ok(nodes) = service.nodes().await else { continue };
-        let view: View = nodes.iter().map(|node| (node.node, node.incarnation, node.state, node.announcing)).collect();
+        let view = view(&nodes);
         let here = nodes.iter().find(|node| node.node == service.inner.node);
         repairs.draining.store(here.is_some_and(|here| here.state == NodeState::Draining), Ordering::Release);
         let awaited = awaited(&nodes, &mut absent, config.grace);
@@ -155,7 +161,14 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
             continue;
         }
         let candidates = placement::candidates(&nodes);
-        let sweep = Sweep { service: &service, catalog: &catalog, candidates, awaited: awaited.clone(), pace: &pace };
+        let sweep = Sweep {
+            service: &service,
+            catalog: &catalog,
+            view: &view,
+            candidates,
+            awaited: awaited.clone(),
+            pace: &pace,
+        };
         repairs.sweeping.store(true, Ordering::Relaxed);
         let is_quiet = sweep.run().await;
         repairs.sweeping.store(false, Ordering::Relaxed);
@@ -173,12 +186,15 @@ fn awaited(nodes: &[NodeStat], absent: &mut HashMap<NodeId, Instant>, grace: Dur
 }
 
 impl Sweep<'_> {
-    /// Goes through all that is here; false if there was something to do, done or not.
+    /// Goes through all that is here, unless the nodes change meanwhile; false if there was something to do, done or not.
     async fn run(&self) -> bool {
         let (store, repairs) = (&self.service.inner.store, &self.service.inner.repairs);
         repairs.examined.store(0, Ordering::Relaxed);
         let mut is_quiet = true;
         for ids in store.by_heat().chunks(STEP) {
+            if self.service.nodes().await.is_ok_and(|nodes| view(&nodes) != *self.view) {
+                return false;
+            }
             let held = store.held(ids);
             repairs.examined.fetch_add(held.len() as u64, Ordering::Relaxed);
             let mut tenants: HashMap<TenantId, Vec<(ReplicaName, bool)>> = HashMap::new();
