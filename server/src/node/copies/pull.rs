@@ -15,7 +15,7 @@ use tidepool_client::GetOptions;
 use tidepool_metadata::catalog::{AddReplicaItem, AddReplicaOutcome, Command, Outcome};
 use tidepool_metadata::envelope::MOST_VALUE_BYTES;
 use tidepool_metadata::{DataType, Durability, ErrorKind, NodeId, ReplicaId, VersionId};
-use tidepool_tiers::store::{ReplicaIdentity, ReplicaName};
+use tidepool_tiers::store::{ObjectBuffer, ReplicaIdentity, ReplicaName};
 
 use super::{copy_name, malformed, pull_time};
 use crate::error::Error;
@@ -34,11 +34,7 @@ impl NodeService {
     /// may go away.
     pub(super) async fn pull(&self, pull: Pull) -> Result<ReplicaId, Error> {
         let service = self.clone();
-        let task = tokio::spawn(async move {
-            let length = pull.length;
-            let late = |_| Error::new(ErrorKind::Deadline, "DEADLINE", "the copy was not here in time".into());
-            tokio::time::timeout(pull_time(length), service.pull_now(pull)).await.map_err(late)?
-        });
+        let task = tokio::spawn(async move { service.pull_now(pull).await });
         task.await.unwrap_or_else(|_panic| Err(error::unexpected("a copy")))
     }
 
@@ -52,13 +48,35 @@ impl NodeService {
             return Err(Error::new(ErrorKind::Conflict, "HAS_COPY", message));
         }
         let reserved_at = self.catalog().await?.now();
+        let late = |_| Error::new(ErrorKind::Deadline, "DEADLINE", "the copy was not here in time".into());
+        let received = tokio::time::timeout(pull_time(pull.length), self.receive(&name, &pull)).await;
+        let buffer = received.map_err(late)??;
+        // From here on nothing may be given up: what is sealed is freed by an answer.
+        buffer.seal(ReplicaIdentity { name: name.clone(), data_type }, Some(pull.checksum))?;
+        if let Err(error) = self.inner.store.write_through(&name, pull.durable_on_nvme).await {
+            // Never proposed, so nobody can know it.
+            self.free(&name);
+            return Err(error.into());
+        }
+        if pull.commit_index == 0 {
+            self.await_word(name);
+            return Ok(replica);
+        }
+        let durability = if pull.durable_on_nvme { Durability::Nvme } else { Durability::Memory };
+        let ReplicaName { tenant, key, .. } = name.clone();
+        let item = AddReplicaItem { tenant, key, version, replica, durability, reserved_at };
+        self.add(&name, item, pull.commit_index).await
+    }
+
+    /// Reads all bytes from the source. Cancel-safe: nothing stays reserved.
+    async fn receive(&self, name: &ReplicaName, pull: &Pull) -> Result<ObjectBuffer, Error> {
         let mut buffer = self.inner.store.reserve(pull.length, name.key.as_bytes().len()).await?;
         let source = NodeId(pull.source);
         let tenant_name = self.tenant_name(name.tenant).await?;
         let unknown = || Error::new(ErrorKind::Unavailable, "UNREACHABLE", format!("node {source} has no address"));
         let way = if pull.length <= MOST_VALUE_BYTES { Way::Engine } else { Way::Stream };
         let client = self.inner.remotes.client(source, name.tenant, &tenant_name, way).ok_or_else(unknown)?;
-        let options = GetOptions { version: version.to_string(), ..GetOptions::default() };
+        let options = GetOptions { version: name.version.to_string(), ..GetOptions::default() };
         let gone =
             || Error::new(ErrorKind::NotFound, "NOT_FOUND", format!("node {source} has no copy of {}", name.key));
         let failed = |error| remote::from_client(&error);
@@ -75,20 +93,7 @@ impl NodeService {
                 }
             }
         }
-        buffer.seal(ReplicaIdentity { name: name.clone(), data_type }, Some(pull.checksum))?;
-        if let Err(error) = self.inner.store.write_through(&name, pull.durable_on_nvme).await {
-            // Never proposed, so nobody can know it.
-            self.free(&name);
-            return Err(error.into());
-        }
-        if pull.commit_index == 0 {
-            self.await_word(name);
-            return Ok(replica);
-        }
-        let durability = if pull.durable_on_nvme { Durability::Nvme } else { Durability::Memory };
-        let ReplicaName { tenant, key, .. } = name.clone();
-        let item = AddReplicaItem { tenant, key, version, replica, durability, reserved_at };
-        self.add(&name, item, pull.commit_index).await
+        Ok(buffer)
     }
 
     /// Makes a sealed copy count.

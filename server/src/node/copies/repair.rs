@@ -27,7 +27,8 @@ use crate::peers::wire::Pull;
 
 /// How often nodes are looked at.
 const PERIOD: Duration = Duration::from_millis(500);
-/// How long after the last one a sweep that found something to do, or failed, is repeated; and one that did not.
+/// How long after the last one a sweep that found something to do is repeated, longer each time that nothing came of it; and one
+/// that found nothing.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 const SWEEP_AFTER: Duration = Duration::from_secs(60);
 /// Objects that are looked at together.
@@ -138,7 +139,7 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
     let mut period = tokio::time::interval(PERIOD);
     let mut absent: HashMap<NodeId, Instant> = HashMap::new();
     let mut swept: Option<(View, Vec<NodeId>)> = None;
-    let mut due = Instant::now();
+    let (mut due, mut pause) = (Instant::now(), AGAIN_AFTER);
     loop {
         let is_wanted = tokio::select! {
             _ = period.tick() => false,
@@ -170,10 +171,14 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
             pace: &pace,
         };
         repairs.sweeping.store(true, Ordering::Relaxed);
+        let done = || repairs.copied.load(Ordering::Relaxed) + repairs.trimmed.load(Ordering::Relaxed);
+        let before = done();
         let is_quiet = sweep.run().await;
+        // What can't be done, such as a copy above a quota, costs bytes each time that it is tried.
+        pause = if done() > before || is_news { AGAIN_AFTER } else { (pause * 2).min(SWEEP_AFTER) };
         repairs.sweeping.store(false, Ordering::Relaxed);
         swept = Some((view, awaited));
-        due = Instant::now() + if is_quiet { SWEEP_AFTER } else { AGAIN_AFTER };
+        due = Instant::now() + if is_quiet { SWEEP_AFTER } else { pause };
     }
 }
 
