@@ -103,15 +103,20 @@ async fn a_leased_object_is_not_forgotten() {
     assert_eq!(left, [Duration::ZERO; 2], "what is gone has no lease");
 }
 
+/// "pinned" as version 1, and "leased" as version 2.
+async fn put_pinned_and_leased(handle: &CatalogHandle) {
+    put(handle, "pinned", 1).await;
+    put(handle, "leased", 2).await;
+    let pin = PinItem { tenant: TenantId::DEFAULT, key: key("pinned"), request: None };
+    handle.propose(Command::Pin(vec![pin])).await.unwrap();
+    exists(handle, "leased", Some(MINUTE)).await;
+}
+
 #[tokio::test]
 async fn pinned_and_leased_replicas_are_refused_before_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let (_group, handle) = open(folder.path()).await;
-    put(&handle, "pinned", 1).await;
-    put(&handle, "leased", 2).await;
-    let pin = PinItem { tenant: TenantId::DEFAULT, key: key("pinned"), request: None };
-    handle.propose(Command::Pin(vec![pin])).await.unwrap();
-    exists(&handle, "leased", Some(MINUTE)).await;
+    put_pinned_and_leased(&handle).await;
     let before = handle.status().log_last;
     let names = vec![name("pinned", 1), name("leased", 2)];
     let answers = handle.forget(names, ForgetMode::EvenLast).await.unwrap();
@@ -126,11 +131,7 @@ async fn pinned_and_leased_replicas_are_refused_before_the_log() {
 async fn a_lost_copy_is_forgotten_though_it_is_leased_or_pinned() {
     let folder = tempfile::tempdir().unwrap();
     let (_group, handle) = open(folder.path()).await;
-    put(&handle, "pinned", 1).await;
-    put(&handle, "leased", 2).await;
-    let pin = PinItem { tenant: TenantId::DEFAULT, key: key("pinned"), request: None };
-    handle.propose(Command::Pin(vec![pin])).await.unwrap();
-    exists(&handle, "leased", Some(MINUTE)).await;
+    put_pinned_and_leased(&handle).await;
     let names = vec![name("pinned", 1), name("leased", 2), name("never", 3)];
     for _ in 0..2 {
         assert_eq!(handle.forget(names.clone(), ForgetMode::Lost).await.unwrap(), [Forgotten::Yes; 3]);

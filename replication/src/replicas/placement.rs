@@ -71,6 +71,17 @@ pub fn order(candidates: &[Candidate], holders: &[NodeId], mut random: impl FnMu
     order
 }
 
+/// Numbers that follow from `seed`, such as a key's hash, to draw nodes by (xorshift64*).
+pub fn numbers(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,16 +89,6 @@ mod tests {
     fn candidate(node: u32, used_bytes: u64, domains: [&str; 3]) -> Candidate {
         let domains = domains.map(str::to_owned);
         Candidate { node: NodeId(node), capacity_bytes: 1000, used_bytes, domains }
-    }
-
-    fn numbers(seed: u64) -> impl FnMut() -> u64 {
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
-        }
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
-use tidepool_metadata::catalog::{ForgetMode, Located, NodeStat, NodeState, ObjectLocation};
-use tidepool_metadata::{Incarnation, KeyHash, NodeId, TenantId};
+use tidepool_metadata::catalog::{ForgetMode, Located, NodeStat, NodeState, ObjectLocation, ReplicaLocation};
+use tidepool_metadata::{Durability, Incarnation, KeyHash, NodeId, TenantId};
 use tidepool_replication::replicas::placement::{self, Candidate};
 use tidepool_replication::replicas::repair::{Step, plan};
 use tidepool_replication::{CatalogHandle, Forgotten, Read};
@@ -20,7 +20,6 @@ use tidepool_tiers::store::ReplicaName;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::spread::numbers;
 use crate::error::Error;
 use crate::node::{NodeService, get};
 use crate::peers::wire::Pull;
@@ -224,7 +223,7 @@ impl Sweep<'_> {
             if location.version != name.version {
                 continue;
             }
-            let is_away = |copy: &tidepool_metadata::catalog::ReplicaLocation| copy.node_state == NodeState::Absent;
+            let is_away = |copy: &ReplicaLocation| copy.node_state == NodeState::Absent;
             let mut away = location.replicas.iter().filter(|copy| is_away(copy)).map(|copy| copy.replica.node);
             let is_patient = !is_read && away.all(|node| self.awaited.contains(&node));
             match plan(&location, self.service.inner.node, self.candidates.len(), is_patient) {
@@ -244,8 +243,11 @@ impl Sweep<'_> {
     async fn make(&self, Making { name, location, count }: Making) {
         let repairs = &self.service.inner.repairs;
         let holders: Vec<NodeId> = location.replicas.iter().map(|copy| copy.replica.node).collect();
-        let order =
-            placement::order(&self.candidates, &holders, numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0));
+        let order = placement::order(
+            &self.candidates,
+            &holders,
+            placement::numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0),
+        );
         let mut missing = count;
         for node in order {
             if missing == 0 {
@@ -282,10 +284,8 @@ impl Sweep<'_> {
 }
 
 fn pull_of(name: &ReplicaName, location: &ObjectLocation, source: NodeId) -> Pull {
-    let durable_on_nvme = location
-        .replicas
-        .iter()
-        .any(|copy| copy.replica == name.replica && copy.durability == tidepool_metadata::Durability::Nvme);
+    let durable_on_nvme =
+        location.replicas.iter().any(|copy| copy.replica == name.replica && copy.durability == Durability::Nvme);
     Pull {
         tenant: name.tenant.0,
         key: name.key.as_bytes().to_vec().into(),

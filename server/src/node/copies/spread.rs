@@ -50,7 +50,7 @@ impl NodeService {
         let here = self.inner.node;
         let nodes = placement::candidates(&self.nodes().await?);
         let ReplicaName { tenant, key, .. } = &sealed.name;
-        let order = placement::order(&nodes, &[here], numbers(KeyHash::of(*tenant, key.as_bytes()).0));
+        let order = placement::order(&nodes, &[here], placement::numbers(KeyHash::of(*tenant, key.as_bytes()).0));
         let mut order = order.into_iter();
         let needed = usize::from(copies.wanted()) - 1;
         let mut spread = Spread::default();
@@ -101,16 +101,5 @@ impl NodeService {
                 settled.map_err(|error| tracing::debug!(?copy, %error, "a copy could not be told")).ok()
             });
         }
-    }
-}
-
-/// Numbers that follow from `seed`, for drawing nodes.
-pub(super) fn numbers(seed: u64) -> impl FnMut() -> u64 {
-    let mut state = seed | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
     }
 }
