@@ -6,6 +6,7 @@ use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, SliceHeader};
 
 use super::arena::Pages;
 use super::slice::{SharedSlice, Slice};
+use super::stream;
 use crate::io::Landing;
 
 /// Room for one slice, being filled. Dropping it frees the room.
@@ -50,7 +51,7 @@ impl SliceBuffer {
         self.filled
     }
 
-    /// Copies `data` behind what is there, checksumming each chunk while it is in the cache.
+    /// Copies `data` behind what is there, past the cache, and checksums it on the way: who has `data` changes nothing of it.
     ///
     /// # Panics
     /// If there is more than the slice has room for: the caller counts.
@@ -58,12 +59,21 @@ impl SliceBuffer {
         assert!(data.len() <= self.length - self.filled, "{} bytes too many", data.len() + self.filled - self.length);
         while !data.is_empty() {
             let room = CHUNK_BYTES - self.filled % CHUNK_BYTES;
-            let target = self.spare();
-            let count = target.len().min(room).min(data.len());
-            let (now, later) = data.split_at(count);
-            target[..count].copy_from_slice(now);
-            self.advance(count);
+            let target = self.pages.spare(self.filled);
+            let (now, later) = data.split_at(target.len().min(room).min(data.len()));
+            // The sum first: it brings the bytes into the cache, from where they are copied.
+            self.chunk.update(now);
+            stream::copy(&mut target[..now.len()], now);
+            self.summed_to(self.filled + now.len());
             data = later;
+        }
+    }
+
+    /// The bytes up to `end`, which are of one chunk, are there and in its sum.
+    fn summed_to(&mut self, end: usize) {
+        self.filled = end;
+        if end.is_multiple_of(CHUNK_BYTES) {
+            self.checksums.push(std::mem::take(&mut self.chunk).finalize());
         }
     }
 
@@ -117,10 +127,7 @@ impl Landing for SliceBuffer {
             for piece in self.pages.pieces(self.filled..to) {
                 self.chunk.update(piece);
             }
-            self.filled = to;
-            if to == next {
-                self.checksums.push(std::mem::take(&mut self.chunk).finalize());
-            }
+            self.summed_to(to);
         }
     }
 }

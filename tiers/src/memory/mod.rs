@@ -19,6 +19,7 @@ mod found;
 mod recovered;
 mod segment;
 mod slice;
+mod stream;
 mod tier;
 
 pub use allocator::{Allocator, Block};

@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tidepool_metadata::{CHUNK_BYTES, SliceHeader, checksum};
+use tidepool_metadata::{SliceHeader, checksum};
 use tokio::time::Instant;
 
 use super::index::{Activity, Entry, PerSlice, State};
 use super::{Inner, ReplicaIdentity, TieredStore};
 use crate::StoreError;
-use crate::io::Landing as _;
 use crate::memory::{MemoryTier, SliceBuffer};
 
 /// How long a put waits for room while some is being made. What was asked for last waits behind the others.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// Memory that others may change is copied through so much of our own, which stays in the nearest cache.
+const STEP_BYTES: usize = 16 << 10;
 
 /// Room for one object, being filled. Dropping it frees all of it.
 pub struct ObjectBuffer {
@@ -149,8 +150,8 @@ impl ObjectBuffer {
         Ok(())
     }
 
-    /// Has `copy` write the next `length` bytes where they belong, run by run, each summed up while it is in the cache.
-    /// `copy` is told where in these bytes a run begins.
+    /// Has `copy` give the next `length` bytes step by step, each summed up and stored as it was given. `copy` is told where
+    /// in these bytes a step begins.
     ///
     /// # Errors
     /// [`StoreError::LengthMismatch`] if there are more than was announced, as `E`; the first of `copy`, with which the
@@ -160,21 +161,17 @@ impl ObjectBuffer {
         length: u64,
         mut copy: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (start, end) = (self.filled, self.filled + length);
-        if end > self.object_length {
-            return Err(StoreError::LengthMismatch { announced: self.object_length, received: end }.into());
+        let total = self.filled + length;
+        if total > self.object_length {
+            return Err(StoreError::LengthMismatch { announced: self.object_length, received: total }.into());
         }
-        while self.filled < end {
-            let slice = &mut self.slices[self.current];
-            let left = usize::try_from(end - self.filled).unwrap_or(usize::MAX);
-            let run = slice.spare();
-            let count = run.len().min(CHUNK_BYTES).min(left);
-            copy(self.filled - start, &mut run[..count])?;
-            slice.advance(count);
-            self.filled += count as u64;
-            if slice.filled() == slice.length() {
-                self.current += 1;
-            }
+        let mut step = [0; STEP_BYTES];
+        let mut at = 0;
+        while at < length {
+            let count = usize::try_from(length - at).unwrap_or(usize::MAX).min(STEP_BYTES);
+            copy(at, &mut step[..count])?;
+            self.write(&step[..count])?;
+            at += count as u64;
         }
         Ok(())
     }
