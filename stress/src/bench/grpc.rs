@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -67,16 +68,20 @@ fn measure_way(
         let raw = RawSocket::start(size)?;
         let value = Bytes::from(Payload::of(size as u64).bytes(size));
         let side = options.side();
-        let put = |_: Vec<u8>, turn| put(client.clone(), value.clone(), turn);
+        // New blocks each time, as engines put them; the tier is soon full and evicts.
+        let fresh = AtomicUsize::new(0);
+        let put_fresh = |_: Vec<u8>, _: usize| {
+            let key = format!("put/{way}/{size}/{}", fresh.fetch_add(1, Ordering::Relaxed));
+            put(client.clone(), value.clone(), key)
+        };
         let summary = pairs::measure(
             options.pairs(),
-            || Sample::measure(&[node.id()], || runtime.block_on(in_flight(side, size, put))),
+            || Sample::measure(&[node.id()], || runtime.block_on(in_flight(side, size, put_fresh))),
             || Sample::measure(&[], || raw.put(side)),
         )?;
         figures.push(Figure::pairs(format!("put {way} of {name}"), summary, TARGET));
-        // However few puts there were: gets go round all objects.
         for turn in 0..OBJECTS {
-            runtime.block_on(put(Vec::new(), turn))?;
+            runtime.block_on(put(client.clone(), value.clone(), format!("get/{size}/{turn}")))?;
         }
         let get = |buffer, turn| get(client.clone(), buffer, turn, size);
         let summary = pairs::measure(
@@ -113,14 +118,13 @@ where
     Ok(bytes)
 }
 
-async fn put(client: Client, value: Bytes, turn: usize) -> Result<Vec<u8>, Error> {
-    let options = PutOptions { upsert: true, ..PutOptions::default() };
-    client.put(format!("grpc/{}/{}", value.len(), turn % OBJECTS), value, &options).await?;
+async fn put(client: Client, value: Bytes, key: String) -> Result<Vec<u8>, Error> {
+    client.put(key, value, &PutOptions::default()).await?;
     Ok(Vec::new())
 }
 
 async fn get(client: Client, mut buffer: Vec<u8>, turn: usize, size: usize) -> Result<Vec<u8>, Error> {
-    let found = client.get_into(format!("grpc/{size}/{}", turn % OBJECTS), &mut buffer).await?;
+    let found = client.get_into(format!("get/{size}/{}", turn % OBJECTS), &mut buffer).await?;
     found.ok_or("an object that was put is missing")?;
     Ok(buffer)
 }
