@@ -24,6 +24,8 @@ const REOPEN_AFTER: Duration = Duration::from_secs(1);
 /// The node is told of so many reads at a time, or of fewer when the first of them is this old.
 const TOLD_AT_ONCE: usize = 256;
 const TOLD_AFTER: Duration = Duration::from_secs(1);
+/// Copied and summed up at a time, so that the sum reads from the cache.
+const STEP_BYTES: usize = 64 << 10;
 /// Larger objects are asked for: copying them would keep a thread of the caller's runtime busy for long.
 const MOST_BYTES: u64 = 64 << 20;
 /// Reads beyond these, while the node has not answered to those before, are not told.
@@ -242,8 +244,7 @@ impl Segment {
             if found.version != first.version || read > first.object_length {
                 return Ok(None);
             }
-            let Some(bytes) = self.copy(&found, target) else { return Ok(None) };
-            let actual = crc32fast::hash(bytes);
+            let Some(actual) = self.copy(&found, target) else { return Ok(None) };
             if !reader.is_unchanged(&found) || actual != found.checksum {
                 return Ok(None);
             }
@@ -262,17 +263,24 @@ impl Segment {
         }))
     }
 
-    /// Copies the slice's bytes, which may be another's by now, and gives the copy. `None` if its extents leave the
-    /// segment, which the reader has checked for, or do not hold it.
-    fn copy<'a>(&self, found: &Found, target: &'a mut impl Target) -> Option<&'a [u8]> {
+    /// Copies the slice's bytes, which may be another's by now, and gives the CRC-32 of the copy. `None` if its extents leave
+    /// the segment, which the reader has checked for, or do not hold it.
+    fn copy(&self, found: &Found, target: &mut impl Target) -> Option<u32> {
         let mut missing = found.slice_length as usize;
+        let mut sum = crc32fast::Hasher::new();
         for extent in found.extents.as_slice() {
-            let length = missing.min(extent.pages as usize * PAGE_BYTES);
-            let offset = self.layout.data_offset + u64::from(extent.page) * PAGE_BYTES as u64;
-            target.take(&self.memory, offset, length)?;
-            missing -= length;
+            let mut offset = self.layout.data_offset + u64::from(extent.page) * PAGE_BYTES as u64;
+            let mut left = missing.min(extent.pages as usize * PAGE_BYTES);
+            missing -= left;
+            while left > 0 {
+                let length = left.min(STEP_BYTES);
+                target.take(&self.memory, offset, length)?;
+                sum.update(target.last(length));
+                offset += length as u64;
+                left -= length;
+            }
         }
-        (missing == 0).then(|| target.last(found.slice_length as usize))
+        (missing == 0).then(|| sum.finalize())
     }
 }
 
