@@ -8,8 +8,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use tidepool_metadata::catalog::{
-    Catalog, Command, CompleteItem, Copies, EntryContext, ForgetMode, NewReplica, NodeAddresses, NodeRegistration,
-    Query, ReplicaName,
+    Catalog, Command, CompleteItem, Copies, EntryContext, ForgetMode, Labels, NewReplica, NodeAddresses,
+    NodeRegistration, Query, ReplicaName,
 };
 use tidepool_metadata::{
     DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId,
@@ -60,7 +60,8 @@ impl Bench {
     fn with(objects: u64) -> Self {
         let mut bench = Self { catalog: Catalog::new(), index: 0 };
         let addresses = NodeAddresses::default();
-        let registration = NodeRegistration { node: NODE, incarnation: LIFE, addresses, tiers: vec![] };
+        let registration =
+            NodeRegistration { node: NODE, incarnation: LIFE, addresses, tiers: vec![], labels: Labels::default() };
         bench.apply(&Command::RegisterNode(registration));
         for from in (0..objects).step_by(BATCH as usize) {
             let puts = bench.puts(from);

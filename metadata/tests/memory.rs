@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidepool_metadata::catalog::{
-    Catalog, Command, CompleteItem, Copies, EntryContext, ForgetMode, NewReplica, NodeAddresses, NodeRegistration,
-    ReplicaName,
+    Catalog, Command, CompleteItem, Copies, EntryContext, ForgetMode, Labels, NewReplica, NodeAddresses,
+    NodeRegistration, ReplicaName,
 };
 use tidepool_metadata::{
     DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId,
@@ -82,6 +82,7 @@ impl Filler {
             incarnation: Incarnation(1),
             addresses: NodeAddresses::default(),
             tiers: vec![],
+            labels: Labels::default(),
         }));
         filler
     }

@@ -11,8 +11,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidepool_metadata::catalog::{
     AbandonOutcome, AddReplicaItem, AddReplicaOutcome, Answer, Catalog, Command, CompleteItem, CompleteOutcome, Copies,
-    EntryContext, ForgetMode, ForgetOutcome, Located, NewReplica, NodeAddresses, NodeRegistration, NodeState, Outcome,
-    PinItem, PinOutcome, Query, Quota, Refusal, RemoveItem, RemoveOutcome, ReplicaName, RequestId, SessionId,
+    EntryContext, ForgetMode, ForgetOutcome, Labels, Located, NewReplica, NodeAddresses, NodeRegistration, NodeState,
+    Outcome, PinItem, PinOutcome, Query, Quota, Refusal, RemoveItem, RemoveOutcome, ReplicaName, RequestId, SessionId,
 };
 use tidepool_metadata::{
     DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId,
@@ -328,6 +328,7 @@ impl Run {
             incarnation: Incarnation(incarnation),
             addresses: NodeAddresses::default(),
             tiers: vec![],
+            labels: Labels::default(),
         };
         self.both(&Command::RegisterNode(registration));
         let life = self.model.lives.entry(NodeId(node)).or_insert((incarnation, NodeState::Up));

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidepool_metadata::catalog::{Command, CompleteItem, Copies, NewReplica, NodeAddresses, NodeRegistration};
+use tidepool_metadata::catalog::{Command, CompleteItem, Copies, Labels, NewReplica, NodeAddresses, NodeRegistration};
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
 use tidepool_replication::{CatalogHandle, ClusterId, Durability, Group, GroupConfig, Read};
 
@@ -66,7 +66,8 @@ async fn open(folder: PathBuf, durability: Durability) -> (Group, CatalogHandle)
     let config = GroupConfig::new(folder, ClusterId(1), NODE);
     let (group, catalog) = Group::start(GroupConfig { durability, ..config }).unwrap();
     let (addresses, tiers) = (NodeAddresses::default(), Vec::new());
-    let registration = NodeRegistration { node: NODE, incarnation: INCARNATION, addresses, tiers };
+    let registration =
+        NodeRegistration { node: NODE, incarnation: INCARNATION, addresses, tiers, labels: Labels::default() };
     catalog.propose(Command::RegisterNode(registration)).await.unwrap();
     (group, catalog)
 }

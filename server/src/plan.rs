@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use tidepool_metadata::ErrorKind;
-use tidepool_metadata::catalog::Copies;
+use tidepool_metadata::catalog::{Copies, Labels};
 use tidepool_tiers::StoreConfig;
 use tidepool_tiers::io::EngineChoice;
 use tidepool_tiers::memory::{MemoryConfig, available_bytes};
@@ -62,8 +62,15 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
         grace: config.replicas.repair_grace.0,
         bytes_per_second: config.replicas.repair_bytes_per_second.0,
     };
+    let config::Labels { zone, rack, host } = config.labels.clone();
+    let labels = Labels { zone, rack, host: host.unwrap_or_else(boot_id) };
     let voters = config.cluster.voters;
-    Ok(NodeConfig { memory, nvme, store, durability, max_object_bytes, voters, copies, repair })
+    Ok(NodeConfig { memory, nvme, store, durability, max_object_bytes, voters, copies, repair, labels })
+}
+
+/// Of this host, or empty if the system does not say.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 fn nvme(settings: &config::Nvme, folder: &DataFolder) -> Result<NvmeConfig, Error> {

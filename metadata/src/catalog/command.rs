@@ -164,6 +164,19 @@ pub struct NodeRegistration {
     pub addresses: NodeAddresses,
     /// What it lends.
     pub tiers: Vec<TierDescription>,
+    /// Where it stands.
+    pub labels: Labels,
+}
+
+/// Where a node stands: domains that fail as one, empty where it does not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// The widest domain: a room, a site, an availability zone.
+    pub zone: String,
+    /// A rack of the zone.
+    pub rack: String,
+    /// A host of the rack.
+    pub host: String,
 }
 
 /// Where to reach a node: `host:port` each, empty for what it does not serve.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::codec::{DecodeError, Field, Input, Item, fields, numbered};
 use super::command::{
-    AddReplicaItem, AdoptItem, Command, CompleteItem, ForgetMode, MAX_COMMAND_BYTES, NodeAddresses, NodeRegistration,
-    ObjectFacts, PinItem, Quota, RemoveItem, ReplicaName, RequestId, SessionId, Setting,
+    AddReplicaItem, AdoptItem, Command, CompleteItem, ForgetMode, Labels, MAX_COMMAND_BYTES, NodeAddresses,
+    NodeRegistration, ObjectFacts, PinItem, Quota, RemoveItem, ReplicaName, RequestId, SessionId, Setting,
 };
 
 /// Version of the encoding of commands.
@@ -111,7 +111,8 @@ impl Field for SessionId {
 
 numbered!(ForgetMode: SurplusOnly, EvenLast, Lost);
 fields!(NodeAddresses { grpc, engine, admin });
-fields!(NodeRegistration { node, incarnation, addresses, tiers });
+fields!(Labels { zone, rack, host });
+fields!(NodeRegistration { node, incarnation, addresses, tiers, labels });
 fields!(CompleteItem {
     tenant,
     key,

@@ -10,7 +10,9 @@
 use std::time::Duration;
 
 use super::codec::{DecodeError, Field, Input, fields};
-use super::command::{NodeAddresses, NodeRegistration, NodeState, Quota, RequestId, SessionId, TierDescription};
+use super::command::{
+    Labels, NodeAddresses, NodeRegistration, NodeState, Quota, RequestId, SessionId, TierDescription,
+};
 use super::nodes::{FreeKey, Node};
 use super::object::{Name, Object};
 use super::outcome::{PinOutcome, RemoveOutcome};
@@ -88,8 +90,9 @@ struct NodeRow {
     announcing: bool,
     addresses: NodeAddresses,
     tiers: Vec<TierDescription>,
+    labels: Labels,
 }
-fields!(NodeRow { incarnation, state, announcing, addresses, tiers });
+fields!(NodeRow { incarnation, state, announcing, addresses, tiers, labels });
 
 struct TenantRow {
     name: String,
@@ -147,6 +150,7 @@ impl Catalog {
                     announcing: node.announcing,
                     addresses: node.addresses.clone(),
                     tiers: node.tiers.clone(),
+                    labels: node.labels.clone(),
                 })
             }),
             RowKey::Tenant(id) => self.tenants.get(*id).map(|tenant| {
@@ -216,8 +220,8 @@ impl Catalog {
         Ok(match key {
             RowKey::Meta => false,
             RowKey::Node(id) => {
-                let NodeRow { incarnation, state, announcing, addresses, tiers } = decode(value)?;
-                let registration = NodeRegistration { node: id, incarnation, addresses, tiers };
+                let NodeRow { incarnation, state, announcing, addresses, tiers, labels } = decode(value)?;
+                let registration = NodeRegistration { node: id, incarnation, addresses, tiers, labels };
                 self.nodes.0.insert(id, Node::new(registration, state, announcing));
                 self.nodes.0.len() <= MAX_NODES
             }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::command::{NodeAddresses, NodeRegistration, NodeState, TierDescription};
+use super::command::{Labels, NodeAddresses, NodeRegistration, NodeState, TierDescription};
 use super::digest::KeyDigests;
 use super::object::{Name, Object};
 use super::outcome::NodeOutcome;
@@ -38,6 +38,7 @@ pub(super) struct Node {
     pub(super) announcing: bool,
     pub(super) addresses: NodeAddresses,
     pub(super) tiers: Vec<TierDescription>,
+    pub(super) labels: Labels,
     pub(super) free_list: BTreeMap<FreeKey, Name>,
     digests: KeyDigests,
     replicas: u64,
@@ -46,10 +47,10 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn new(registration: NodeRegistration, state: NodeState, announcing: bool) -> Self {
-        let NodeRegistration { incarnation, addresses, tiers, .. } = registration;
+        let NodeRegistration { node: _, incarnation, addresses, tiers, labels } = registration;
         let digests = KeyDigests::default();
         let free_list = BTreeMap::new();
-        Self { incarnation, state, announcing, addresses, tiers, free_list, digests, replicas: 0, bytes: 0 }
+        Self { incarnation, state, announcing, addresses, tiers, labels, free_list, digests, replicas: 0, bytes: 0 }
     }
 
     /// Whether its copies can be read.
@@ -111,6 +112,7 @@ impl Nodes {
         }
         node.addresses = registration.addresses.clone();
         node.tiers.clone_from(&registration.tiers);
+        node.labels.clone_from(&registration.labels);
         NodeOutcome::Accepted { announce: node.announcing }
     }
 
@@ -175,6 +177,7 @@ impl Nodes {
             announcing: node.announcing,
             addresses: node.addresses.clone(),
             tiers: node.tiers.clone(),
+            labels: node.labels.clone(),
             replicas: node.replicas,
             bytes: node.bytes,
             free_list: node.free_list.len() as u64,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::KeyBucket;
-use super::command::{NodeAddresses, NodeState, Quota, Setting, TierDescription};
+use super::command::{Labels, NodeAddresses, NodeState, Quota, Setting, TierDescription};
 use super::copies::Copies;
 use crate::log::{LogIndex, LogTime};
 use crate::node::{Incarnation, NodeId};
@@ -337,6 +337,8 @@ pub struct NodeStat {
     pub addresses: NodeAddresses,
     /// What it lends.
     pub tiers: Vec<TierDescription>,
+    /// Where it stands.
+    pub labels: Labels,
     /// How many copies it has.
     pub replicas: u64,
     /// Their bytes.

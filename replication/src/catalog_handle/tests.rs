@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use tidepool_metadata::catalog::{
-    CompleteItem, CompleteOutcome, Copies, NewReplica, NodeAddresses, NodeOutcome, NodeRegistration, PinItem,
+    CompleteItem, CompleteOutcome, Copies, Labels, NewReplica, NodeAddresses, NodeOutcome, NodeRegistration, PinItem,
     RemoveItem, TierDescription,
 };
 use tidepool_metadata::{DataType, Durability, ErrorKind, Incarnation, NodeId, TierKind};
@@ -24,7 +24,8 @@ async fn open(folder: &Path) -> (Group, CatalogHandle) {
     let (group, handle) = Group::start_limited(config, limits, Arc::new(NoTransport)).unwrap();
     let tiers = vec![TierDescription { kind: TierKind::Dram, capacity_bytes: 1 << 30 }];
     let addresses = NodeAddresses::default();
-    let registration = NodeRegistration { node: NODE, incarnation: INCARNATION, addresses, tiers };
+    let registration =
+        NodeRegistration { node: NODE, incarnation: INCARNATION, addresses, tiers, labels: Labels::default() };
     let (_, outcome) = handle.propose(Command::RegisterNode(registration)).await.unwrap();
     assert!(matches!(outcome, Outcome::Node(NodeOutcome::Accepted { .. })), "{outcome:?}");
     (group, handle)

@@ -6,7 +6,7 @@
 //! and not all there is.
 
 use tidepool_metadata::NodeId;
-use tidepool_metadata::catalog::{NodeStat, NodeState};
+use tidepool_metadata::catalog::{Labels, NodeStat, NodeState};
 
 /// A node that could hold a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub struct Candidate {
     pub capacity_bytes: u64,
     /// Bytes of the copies that the catalog lists there.
     pub used_bytes: u64,
-    /// Its domains of failure, widest first; empty ones are domains of their own.
-    pub domains: [String; 3],
+    /// Where it stands.
+    pub labels: Labels,
 }
 
 /// The nodes that take copies: those that are up.
@@ -29,16 +29,28 @@ pub fn candidates(nodes: &[NodeStat]) -> Vec<Candidate> {
         node: node.node,
         capacity_bytes: node.tiers.iter().map(|tier| tier.capacity_bytes).sum(),
         used_bytes: node.bytes,
-        domains: Default::default(),
+        labels: node.labels.clone(),
     })
     .collect()
 }
 
 impl Candidate {
-    /// How close it is to a node that has a copy: the number of domains that both are in, from the widest on.
+    /// How close it is to a node that has a copy: 3 on one host, 2 in one rack, 1 in one zone, else 0. A name says nothing
+    /// outside the domain that it belongs to, and a label that is missing says nothing at all.
     fn closeness(&self, other: &Self) -> usize {
-        let same = |(one, other): &(&String, &String)| one == other && !one.is_empty();
-        self.domains.iter().zip(&other.domains).take_while(same).count()
+        let (one, other) = (&self.labels, &other.labels);
+        let levels = [(&one.zone, &other.zone), (&one.rack, &other.rack), (&one.host, &other.host)];
+        let mut closest = 0;
+        for (level, (one, other)) in (1..).zip(levels) {
+            if one.is_empty() || other.is_empty() {
+                continue;
+            }
+            if one != other {
+                break;
+            }
+            closest = level;
+        }
+        closest
     }
 
     /// Free share of what it lends, in millionths.
@@ -86,9 +98,9 @@ pub fn numbers(seed: u64) -> impl FnMut() -> u64 {
 mod tests {
     use super::*;
 
-    fn candidate(node: u32, used_bytes: u64, domains: [&str; 3]) -> Candidate {
-        let domains = domains.map(str::to_owned);
-        Candidate { node: NodeId(node), capacity_bytes: 1000, used_bytes, domains }
+    fn candidate(node: u32, used_bytes: u64, labels: [&str; 3]) -> Candidate {
+        let [zone, rack, host] = labels.map(str::to_owned);
+        Candidate { node: NodeId(node), capacity_bytes: 1000, used_bytes, labels: Labels { zone, rack, host } }
     }
 
     #[test]
@@ -113,6 +125,31 @@ mod tests {
         for seed in 0..50 {
             let order = order(&candidates, &[NodeId(1)], numbers(seed));
             assert_eq!(order, [5, 4, 3, 2].map(NodeId), "however much room the close ones have");
+        }
+    }
+
+    #[test]
+    fn one_host_is_one_host_whatever_other_labels_are_missing() {
+        let candidates = [
+            candidate(1, 0, ["", "", "h1"]),
+            candidate(2, 0, ["", "", "h1"]),
+            candidate(3, 900, ["", "r1", "h2"]),
+            candidate(4, 900, ["", "", ""]),
+        ];
+        for seed in 0..50 {
+            assert_eq!(order(&candidates, &[NodeId(1)], numbers(seed)).last(), Some(&NodeId(2)));
+        }
+    }
+
+    #[test]
+    fn racks_and_hosts_of_the_same_name_in_two_zones_are_two() {
+        let candidates = [
+            candidate(1, 0, ["east", "r1", "h1"]),
+            candidate(2, 900, ["west", "r1", "h1"]),
+            candidate(3, 0, ["east", "r2", "h2"]),
+        ];
+        for seed in 0..50 {
+            assert_eq!(order(&candidates, &[NodeId(1)], numbers(seed)), [2, 3].map(NodeId));
         }
     }
 

@@ -146,6 +146,9 @@ pub(super) async fn nodes(State(api): State<AdminApi>) -> Result<Json<NodesRepor
                 "none"
             }
             .to_owned(),
+            zone: known.labels.zone,
+            rack: known.labels.rack,
+            host: known.labels.host,
             grpc: known.addresses.grpc,
             admin: known.addresses.admin,
             replicas: known.replicas,

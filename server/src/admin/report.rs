@@ -206,6 +206,12 @@ pub struct NodeRow {
     pub announcing: bool,
     /// `voter`, `learner`, `none`.
     pub vote: String,
+    /// Where it stands, each empty if it does not say.
+    pub zone: String,
+    /// In its zone.
+    pub rack: String,
+    /// In its rack: the running kernel's boot id, if nothing else was configured.
+    pub host: String,
     /// Its gRPC.
     pub grpc: String,
     /// Its admin HTTP.

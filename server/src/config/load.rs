@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use toml::{Table, Value};
 
-use super::{Config, Size};
+use super::{Config, Labels, Size};
 
 /// Why settings are refused.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +126,12 @@ impl Config {
         let day = Duration::from_secs(24 * 3600);
         check("replicas.repair_grace", replicas.repair_grace.0 <= day, replicas.repair_grace, "0s to 24h")?;
         size("replicas.repair_bytes_per_second", replicas.repair_bytes_per_second, Size(0), Size(64 * GIB))?;
+        let Labels { zone, rack, host } = &self.labels;
+        let host = host.as_ref();
+        for (field, label) in [("labels.zone", Some(zone)), ("labels.rack", Some(rack)), ("labels.host", host)] {
+            let label = label.map_or("", String::as_str);
+            check(field, label.len() <= 64 && !label.contains(char::is_control), label, "up to 64 printable bytes")?;
+        }
         size("store.slice_bytes", self.store.slice_bytes, Size(64 * KIB), Size(16 * MIB))?;
         let chunked = self.store.slice_bytes.0.is_multiple_of(64 * KIB);
         check("store.slice_bytes", chunked, self.store.slice_bytes, "a multiple of 64KiB")?;

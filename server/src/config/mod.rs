@@ -39,6 +39,8 @@ pub struct Config {
     pub store: Store,
     /// How many copies objects have, and how they are kept at that.
     pub replicas: Replicas,
+    /// Where this node stands.
+    pub labels: Labels,
     /// The DRAM tier.
     pub dram: Dram,
     /// The NVMe tier of this instance.
@@ -192,6 +194,19 @@ impl Default for Replicas {
     fn default() -> Self {
         Self { count: 1, repair_grace: Period::seconds(600), repair_bytes_per_second: Size(256 << 20) }
     }
+}
+
+/// Where this node stands: domains that fail as one, at most 64 bytes each. The copies of an object go to different zones, else
+/// to different racks, else to different hosts, as far as there are any.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Labels {
+    /// The widest domain: a room, a site, an availability zone. Default: none.
+    pub zone: String,
+    /// The rack in its zone. Default: none.
+    pub rack: String,
+    /// The host in its rack. Default: the running kernel's boot id, which containers on one machine share.
+    pub host: Option<String>,
 }
 
 /// The DRAM tier.

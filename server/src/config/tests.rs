@@ -25,6 +25,7 @@ fn a_wrong_value_is_refused_with_name_value_and_bounds() {
         ("nvme.queue_depth=0", ["nvme.queue_depth", "0", "1 to 1024"]),
         ("limits.max_object_bytes=17GiB", ["limits.max_object_bytes", "17GiB", "16GiB"]),
         ("store.slice_bytes=100KiB", ["store.slice_bytes", "100KiB", "64KiB"]),
+        ("labels.rack='a\tb'", ["labels.rack", "a\tb", "64 printable"]),
         ("replicas.count=16", ["replicas.count", "16", "1 to 15"]),
         ("shutdown_timeout=0s", ["shutdown_timeout", "0", "1s to 10m"]),
     ] {
@@ -72,8 +73,20 @@ fn the_documentation_lists_every_field() {
             fields.insert(name);
         }
     }
-    let sections =
-        ["grpc", "admin", "cluster", "catalog", "store", "replicas", "dram", "nvme", "device", "limits", "telemetry"];
+    let sections = [
+        "grpc",
+        "admin",
+        "cluster",
+        "catalog",
+        "store",
+        "replicas",
+        "labels",
+        "dram",
+        "nvme",
+        "device",
+        "limits",
+        "telemetry",
+    ];
     sections.iter().for_each(|section| assert!(fields.remove(section)));
     let last = |name: &'static str| name.rsplit('.').next().unwrap_or(name);
     assert_eq!(documented.iter().map(|name| last(name)).collect::<std::collections::BTreeSet<_>>(), fields);

@@ -192,16 +192,11 @@ impl StoreApi {
             phase: info.phase.to_owned(),
             objects: info.objects,
             engine: self.host.engine.map(|address| address.to_string()).unwrap_or_default(),
-            boot_id: boot_id(),
+            boot_id: crate::plan::boot_id(),
             folder: folder.unwrap_or_default().to_owned(),
             tenant_number: tenant.0,
         })
     }
-}
-
-/// Of this host, or empty if the system does not say.
-fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 fn compile(pattern: &str) -> Result<regex::bytes::Regex, Error> {

@@ -11,7 +11,8 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use tidepool_metadata::catalog::{
-    Command, Copies, ForgetMode, NodeAddresses, NodeOutcome, NodeRegistration, Outcome, Setting, TierDescription,
+    Command, Copies, ForgetMode, Labels, NodeAddresses, NodeOutcome, NodeRegistration, Outcome, Setting,
+    TierDescription,
 };
 use tidepool_metadata::{ErrorKind, NodeId, TierKind};
 use tidepool_replication::{
@@ -50,6 +51,8 @@ pub struct NodeConfig {
     pub copies: Copies,
     /// How copies are kept at their number.
     pub repair: RepairConfig,
+    /// Where this node stands.
+    pub labels: Labels,
 }
 
 /// What connects a node to the others.
@@ -121,12 +124,13 @@ impl Node {
     /// # Errors
     /// What keeps a tier from being opened, with what to do about it; a catalog that is gone.
     pub async fn start(config: NodeConfig, folder: Arc<DataFolder>, membership: Membership) -> Result<Self, Error> {
-        let NodeConfig { memory, nvme, store, durability, max_object_bytes, voters, copies, repair } = config;
+        let NodeConfig { memory, nvme, store, durability, max_object_bytes, voters, copies, repair, labels } = config;
         let Membership { formation, transport, addresses, remotes } = membership;
         let mut tiers = vec![TierDescription { kind: TierKind::Dram, capacity_bytes: memory.capacity_bytes }];
         let capacity = nvme.as_ref().map(|nvme| nvme.capacity_bytes);
         tiers.extend(capacity.map(|capacity_bytes| TierDescription { kind: TierKind::Nvme, capacity_bytes }));
-        let node = folder.node();
+        let (node, incarnation) = (folder.node(), folder.incarnation());
+        let registration = NodeRegistration { node, incarnation, addresses, tiers, labels };
         let (cluster, epoch) = (ClusterId(folder.cluster()), ClusterEpoch(folder.epoch()?));
         let group = GroupConfig { folder: folder.catalog(), formation, cluster, epoch, node, durability, voters };
         let opened = tokio::task::spawn_blocking(move || open_tiers(memory, nvme, node)).await;
@@ -139,9 +143,9 @@ impl Node {
                 tracing::error!(%error, "the NVMe tier could not be scanned: what is only there is not served");
             }
         });
-        let service = NodeService::new(node, folder.incarnation(), store, max_object_bytes, remotes, copies);
+        let service = NodeService::new(node, incarnation, store, max_object_bytes, remotes, copies);
         let (sender, outcome) = watch::channel(None);
-        let join = Join { service: service.clone(), folder, forget, tiers, addresses, transport, recovery, repair };
+        let join = Join { service: service.clone(), folder, forget, registration, transport, recovery, repair };
         let joining = tokio::spawn(async move {
             let joined = join.run(group).await;
             let (joined, outcome) = match joined {
@@ -201,8 +205,7 @@ struct Join {
     service: NodeService,
     folder: Arc<DataFolder>,
     forget: Arc<CatalogForget>,
-    tiers: Vec<TierDescription>,
-    addresses: NodeAddresses,
+    registration: NodeRegistration,
     transport: Arc<dyn Transport>,
     recovery: JoinHandle<()>,
     repair: RepairConfig,
@@ -210,7 +213,7 @@ struct Join {
 
 impl Join {
     async fn run(self, group: GroupConfig) -> Result<Joined, Error> {
-        let Self { service, folder, forget, tiers, addresses, transport, recovery, repair } = self;
+        let Self { service, folder, forget, registration, transport, recovery, repair } = self;
         let group = tokio::task::spawn_blocking(move || Group::start_with(group, transport)).await;
         let (group, catalog) = match group.map_err(|panic| fault(&panic.to_string()))? {
             Err(error) if error.reason() == "MUST_REJOIN" => {
@@ -226,7 +229,7 @@ impl Join {
             answered(&catalog, Command::SetSetting(Setting::Rebuilding(true))).await?;
         }
         folder.note_catalog()?;
-        register(&service, &catalog, addresses, tiers).await?;
+        register(&catalog, registration).await?;
         let _first = (forget.catalog.set(catalog.clone()), service.inner.catalog.set(catalog.clone()));
         let answering = service.clone();
         catalog.answer_nodes_with(Box::new(move |words| {
@@ -285,14 +288,8 @@ async fn answered(catalog: &CatalogHandle, command: Command) -> Result<Outcome, 
     }
 }
 
-async fn register(
-    service: &NodeService,
-    catalog: &CatalogHandle,
-    addresses: NodeAddresses,
-    tiers: Vec<TierDescription>,
-) -> Result<(), Error> {
-    let (node, incarnation) = service.identity();
-    let registration = NodeRegistration { node, incarnation, addresses, tiers };
+async fn register(catalog: &CatalogHandle, registration: NodeRegistration) -> Result<(), Error> {
+    let (node, incarnation) = (registration.node, registration.incarnation);
     match answered(catalog, Command::RegisterNode(registration)).await? {
         Outcome::Node(NodeOutcome::Accepted { .. }) => Ok(()),
         Outcome::Node(NodeOutcome::Stale { current }) => {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tidepool_metadata::catalog::{
-    Answer, Command, CompleteItem, Copies, NewReplica, NodeAddresses, NodeRegistration, Query,
+    Answer, Command, CompleteItem, Copies, Labels, NewReplica, NodeAddresses, NodeRegistration, Query,
 };
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
 use tidepool_replication::{CatalogHandle, ClusterId, Durability, Group, GroupConfig, Read};
@@ -79,8 +79,13 @@ fn allocated_bytes() -> Result<usize, Error> {
 }
 
 async fn put_all(catalog: &CatalogHandle, objects: u64) -> Result<(), Error> {
-    let registration =
-        NodeRegistration { node: NODE, incarnation: LIFE, addresses: NodeAddresses::default(), tiers: Vec::new() };
+    let registration = NodeRegistration {
+        node: NODE,
+        incarnation: LIFE,
+        addresses: NodeAddresses::default(),
+        tiers: Vec::new(),
+        labels: Labels::default(),
+    };
     catalog.propose(Command::RegisterNode(registration)).await?;
     let mut starts = (0..objects).step_by(BATCH as usize);
     let mut calls = tokio::task::JoinSet::new();

@@ -125,11 +125,10 @@ fn registrations() -> impl Strategy<Value = NodeRegistration> {
         vec((kinds, any::<u64>()).prop_map(|(kind, capacity_bytes)| TierDescription { kind, capacity_bytes }), 0..4);
     let addresses = ("[a-z0-9:.]{0,30}", "[a-z0-9:.]{0,30}", "[a-z0-9:.]{0,30}")
         .prop_map(|(grpc, engine, admin)| NodeAddresses { grpc, engine, admin });
-    (any::<u32>(), any::<u32>(), addresses, tiers).prop_map(|(node, incarnation, addresses, tiers)| NodeRegistration {
-        node: NodeId(node),
-        incarnation: Incarnation(incarnation),
-        addresses,
-        tiers,
+    let labels =
+        ("[a-z0-9]{0,9}", "[a-z0-9]{0,9}", "[a-z0-9]{0,9}").prop_map(|(zone, rack, host)| Labels { zone, rack, host });
+    (any::<u32>(), any::<u32>(), addresses, tiers, labels).prop_map(|(node, incarnation, addresses, tiers, labels)| {
+        NodeRegistration { node: NodeId(node), incarnation: Incarnation(incarnation), addresses, tiers, labels }
     })
 }
 

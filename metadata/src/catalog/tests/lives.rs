@@ -436,6 +436,7 @@ fn there_are_only_so_many_nodes() {
             incarnation: Incarnation(1),
             addresses: NodeAddresses::default(),
             tiers: vec![],
+            labels: Labels::default(),
         };
         let at = EntryContext { index: LogIndex(1), time: LogTime(1) };
         last = Some(catalog.apply(at, &Command::RegisterNode(registration)));

@@ -52,6 +52,7 @@ impl World {
             incarnation: Incarnation(incarnation),
             addresses: NodeAddresses::default(),
             tiers,
+            labels: Labels::default(),
         };
         match self.apply(&Command::RegisterNode(registration)) {
             Outcome::Node(outcome) => outcome,
