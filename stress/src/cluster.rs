@@ -24,6 +24,8 @@ pub struct Cluster {
     options: Vec<NodeOptions>,
     settings: Vec<String>,
     places: Vec<Place>,
+    dram_bytes: u64,
+    nvme_bytes: u64,
 }
 
 impl Cluster {
@@ -36,7 +38,14 @@ impl Cluster {
         let segments = tempfile::tempdir_in("/dev/shm")?;
         let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
         let (nodes, options, places) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { program, folder, segments, nodes, options, settings, places })
+        Ok(Self { program, folder, segments, nodes, options, settings, places, dram_bytes: 64 << 20, nvme_bytes: 0 })
+    }
+
+    /// What each node lends, in bytes: 64 MiB and no NVMe tier if nobody says.
+    #[must_use]
+    pub fn lending(mut self, dram_bytes: u64, nvme_bytes: u64) -> Self {
+        (self.dram_bytes, self.nvme_bytes) = (dram_bytes, nvme_bytes);
+        self
     }
 
     /// Where nodes run, by position; those behind the end run here.
@@ -82,16 +91,21 @@ impl Cluster {
     /// # Errors
     /// Those of the node.
     pub fn join(&mut self) -> Result<usize, NodeError> {
-        let addresses: Vec<String> = self.running().map(|(_, node)| format!("'{}'", node.grpc)).collect();
-        if addresses.is_empty() {
-            return self.add(&[]);
-        }
-        self.add(&[format!("cluster.join=[{}]", addresses.join(","))])
+        self.join_with(&[])
     }
 
-    fn add(&mut self, more: &[String]) -> Result<usize, NodeError> {
+    /// As [`Cluster::join`], with settings of its own.
+    ///
+    /// # Errors
+    /// Those of the node.
+    pub fn join_with(&mut self, settings: &[&str]) -> Result<usize, NodeError> {
+        let mut more: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
+        let addresses: Vec<String> = self.running().map(|(_, node)| format!("'{}'", node.grpc)).collect();
+        if !addresses.is_empty() {
+            more.push(format!("cluster.join=[{}]", addresses.join(",")));
+        }
         let position = self.nodes.len();
-        let options = self.options_of(position, more);
+        let options = self.options_of(position, &more);
         let node = NodeProcess::start(options.clone())?;
         // Where clients know it, it comes back.
         let mut kept = options;
@@ -111,8 +125,8 @@ impl Cluster {
         NodeOptions {
             program: self.program.clone(),
             data: self.data(position),
-            dram_bytes: 64 << 20,
-            nvme_bytes: 0,
+            dram_bytes: self.dram_bytes,
+            nvme_bytes: self.nvme_bytes,
             settings,
             place: self.places.get(position).cloned().unwrap_or_default(),
         }

@@ -1,19 +1,26 @@
 //! Copies on several real processes: whoever is lost, what has another copy is read, and gets its number of copies again.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::json;
-use tidepool_client::{Client, ErrorKind, ObjectStat, PutOptions};
+use tidepool_client::{Client, Durability, ErrorKind, ObjectStat, PutOptions};
 use tidepool_stress::cluster::{Cluster, program};
+use tidepool_stress::node_process::NodeProcess;
 
 const OBJECTS: u64 = 40;
 
+const SETTINGS: [&str; 2] = ["store.slice_bytes=256KiB", "replicas.repair_grace=0s"];
+
+fn binary() -> PathBuf {
+    program(&std::env::current_exe().unwrap()).expect("the tidepool binary is built")
+}
+
 fn start(count: usize) -> Cluster {
-    let program = program(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
-    let settings = ["store.slice_bytes=256KiB", "replicas.repair_grace=0s"];
-    blocking(|| Cluster::start_voters(program, count, &settings)).unwrap()
+    blocking(|| Cluster::start_voters(binary(), count, &SETTINGS)).unwrap()
 }
 
 fn blocking<A>(work: impl FnOnce() -> A) -> A {
@@ -104,6 +111,40 @@ async fn what_has_two_copies_survives_the_loss_of_each_node_and_has_two_again() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn copies_go_to_another_rack_by_puts_and_by_repair() {
+    let mut cluster = Cluster::new(binary(), &SETTINGS).unwrap();
+    for rack in ["labels.rack=a", "labels.rack=a", "labels.rack=b", "labels.rack=b"] {
+        blocking(|| cluster.join_with(&[rack])).unwrap();
+    }
+    let racks = |cluster: &Cluster| -> HashMap<String, String> {
+        let report = cluster.node(0).unwrap().admin("/v1/nodes").unwrap();
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        report["nodes"].as_array().unwrap().iter().map(|row| (text(&row["node"]), text(&row["rack"]))).collect()
+    };
+    // Each places copies by its own view.
+    let knows_all = |node: &NodeProcess| node.admin("/v1/nodes").unwrap()["nodes"].as_array().unwrap().len() == 4;
+    blocking(|| cluster.until("all know all", |cluster| cluster.running().all(|(_, node)| knows_all(node))));
+    let racks = racks(&cluster);
+    let is_spread = |stat: &ObjectStat| {
+        let up = stat.replicas.iter().filter(|copy| copy.node_state == "up");
+        up.map(|copy| &racks[&copy.node]).collect::<HashSet<_>>().len() == 2
+    };
+    let client = cluster.client(Duration::from_secs(20)).unwrap();
+    fill(&client, &copies(2, 2)).await;
+    for number in 0..OBJECTS {
+        let stat = stat(&client, number).await;
+        assert!(is_spread(&stat), "{:?} in {racks:?}", stat.replicas);
+    }
+    // What the lost one had is made anew in its rack, not beside the copy that is left.
+    blocking(|| cluster.kill(3)).unwrap();
+    until_each_has(&client, 2).await;
+    for number in 0..OBJECTS {
+        let stat = stat(&client, number).await;
+        assert!(is_spread(&stat), "{:?} in {racks:?}", stat.replicas);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_put_gets_the_copies_that_can_be_had_or_is_refused_and_leaves_nothing() {
     let mut cluster = start(3);
     let client = cluster.client(Duration::from_secs(20)).unwrap();
@@ -130,6 +171,42 @@ async fn a_put_gets_the_copies_that_can_be_had_or_is_refused_and_leaves_nothing(
     while stat(&client, 1).await.replicas.len() < 3 {
         assert!(began.elapsed() < Duration::from_secs(60));
         tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A disk that is pulled: the node goes on, and what it had there is read from another one; with a new disk in its place that
+/// is made anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_lay_on_a_pulled_disk_is_read_from_another_node_and_made_anew() {
+    let mut cluster = Cluster::new(binary(), &SETTINGS).unwrap().lending(16 << 20, 256 << 20);
+    blocking(|| cluster.grow(3)).unwrap();
+    let client = cluster.client(Duration::from_secs(20)).unwrap();
+    let options = PutOptions { durability: Durability::Nvme, ..copies(2, 2) };
+    fill(&client, &options).await;
+    // Of the DRAM of each nothing is left of the first ones.
+    for number in OBJECTS..4 * OBJECTS {
+        client.put(format!("later/{number}"), value(number), &PutOptions::default()).await.unwrap();
+    }
+    let regions = cluster.data(1).join("nvme/regions.dat");
+    std::fs::File::options().write(true).open(&regions).unwrap().set_len(0).unwrap();
+    std::fs::remove_file(&regions).unwrap();
+    check(&client).await;
+    check(&client_of(&cluster, 1)).await;
+    let state = |cluster: &Cluster| cluster.node(1).unwrap().admin("/v1/tiers").unwrap()["tiers"][1]["state"].clone();
+    blocking(|| cluster.until("the tier's error is shown", |cluster| state(cluster) == "failed"));
+    check(&client).await;
+
+    let node = cluster.node(1).unwrap();
+    blocking(|| node.change("/v1/nvme/detach", &json!({})).and_then(|_| node.change("/v1/nvme/attach", &json!({}))))
+        .unwrap();
+    assert_eq!(state(&cluster), "serving");
+    until_each_has(&client, 2).await;
+    for gone in [0, 2] {
+        blocking(|| cluster.kill(gone)).unwrap();
+        check(&client).await;
+        blocking(|| cluster.restart(gone)).unwrap();
+        blocking(|| cluster.until("all are up", Cluster::are_all_up));
+        until_each_has(&client, 2).await;
     }
 }
 

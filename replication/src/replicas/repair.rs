@@ -4,6 +4,8 @@
 //! holders of an object have an order, another one for each object, and the first that can be read is *responsible*. While views differ two may act: a copy too many is trimmed again.
 //! Nothing of a plan is stored, so neither a change of leaders nor a restart interrupts anything.
 
+use std::cmp::Reverse;
+
 use tidepool_metadata::catalog::{NodeState, ObjectLocation, ReplicaLocation};
 use tidepool_metadata::{NodeId, VersionId};
 
@@ -31,8 +33,10 @@ pub fn plan(location: &ObjectLocation, me: NodeId, up: usize, is_patient: bool) 
     let wanted = usize::from(location.copies.wanted()).min(up);
     let others = staying - usize::from(stays(&mine));
     let rank = |copy: &&ReplicaLocation| rank(location, copy.replica.node);
-    // The last one goes, so that the responsible one stays; one on a node that is to be empty goes wherever it stands.
-    let last = location.replicas.iter().filter(stays).max_by_key(rank).map(|copy| copy.replica.node);
+    // The last one goes, so that the responsible one stays, and of several the least durable, which the catalog lets go first;
+    // one on a node that is to be empty goes wherever it stands.
+    let last = |copy: &&ReplicaLocation| (Reverse(copy.durability), rank(copy));
+    let last = location.replicas.iter().filter(stays).max_by_key(last).map(|copy| copy.replica.node);
     if others >= wanted.max(1) && (mine.node_state == NodeState::Draining || last == Some(me)) {
         return Step::Trim;
     }
@@ -144,6 +148,17 @@ mod tests {
     fn of_several_too_many_one_goes_at_a_time() {
         let object = object(1, &[(1, UP, true), (2, UP, true), (3, UP, true), (4, ABSENT, true)]);
         assert_eq!(only(&object, 3, false), Step::Trim);
+    }
+
+    /// The catalog keeps the last durable one, and would refuse for ever.
+    #[test]
+    fn of_too_many_the_least_durable_one_goes() {
+        for durable in 0..3 {
+            let mut object = object(2, &[(1, UP, true), (2, UP, true), (3, UP, true)]);
+            object.replicas[durable].durability = Durability::Nvme;
+            let [(trims, Step::Trim)] = plans(&object, 3, false)[..] else { panic!("one trims") };
+            assert_ne!(trims as usize, durable + 1);
+        }
     }
 
     #[test]

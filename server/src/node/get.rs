@@ -20,6 +20,20 @@ const LOOKUPS: usize = 4;
 pub struct ObjectReader {
     description: ObjectDescription,
     source: Source,
+    /// Bytes given out.
+    given: u64,
+    /// Where else it is.
+    others: Option<Others>,
+}
+
+/// Other copies of what is being read.
+struct Others {
+    service: NodeService,
+    name: ObjectName,
+    location: Box<ObjectLocation>,
+    offset: u64,
+    /// How often one of them may still be tried.
+    tries: usize,
 }
 
 /// What a get opens.
@@ -88,7 +102,7 @@ impl NodeService {
             }
             if !here {
                 match self.open_elsewhere(name, &location, range).await? {
-                    Some(stream) => return Ok(Opened::Here(ObjectReader::elsewhere(*location, stream, range))),
+                    Some(stream) => return Ok(Opened::Here(self.elsewhere(name, location, stream, range))),
                     // The location may be old; if it is not, its nodes do not serve now.
                     None if read == Read::Linearizable => return Err(error::unavailable(name)),
                     None => read = Read::Linearizable,
@@ -97,11 +111,13 @@ impl NodeService {
             }
             let opened = self.inner.store.open(name.tenant, &name.key, location.version).await;
             if let Ok(Some(reader)) = opened {
-                return ObjectReader::new(*location, reader, range).map(Opened::Here);
+                let mut reader = ObjectReader::new(&location, reader, range)?;
+                reader.others = self.others(name, location, range.offset);
+                return Ok(Opened::Here(reader));
             }
             // What this node can't give now, another one may.
             if let Some(stream) = self.open_elsewhere(name, &location, range).await? {
-                return Ok(Opened::Here(ObjectReader::elsewhere(*location, stream, range)));
+                return Ok(Opened::Here(self.elsewhere(name, location, stream, range)));
             }
             match opened {
                 Ok(_) => read = Read::Linearizable,
@@ -134,6 +150,24 @@ impl NodeService {
             Err(StoreError::Recovering) => Err(error::recovering(name)),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn elsewhere(
+        &self,
+        name: &ObjectName,
+        location: Box<ObjectLocation>,
+        stream: ObjectStream,
+        range: RangeRequest,
+    ) -> ObjectReader {
+        let mut reader = ObjectReader::elsewhere(&location, stream, range);
+        reader.others = self.others(name, location, range.offset);
+        reader
+    }
+
+    /// The other copies, if there are several.
+    fn others(&self, name: &ObjectName, location: Box<ObjectLocation>, offset: u64) -> Option<Others> {
+        let tries = location.replicas.len().saturating_sub(1);
+        (tries > 0).then(|| Others { service: self.clone(), name: name.clone(), location, offset, tries })
     }
 
     async fn locate(&self, name: &ObjectName, read: Read) -> Result<Located, Error> {
@@ -177,11 +211,11 @@ pub(super) fn read_of(freshness: Freshness) -> Read {
 }
 
 impl ObjectReader {
-    fn new(location: ObjectLocation, reader: StoreReader, range: RangeRequest) -> Result<Self, Error> {
+    fn new(location: &ObjectLocation, reader: StoreReader, range: RangeRequest) -> Result<Self, Error> {
         let mut opened = Self::of_version(location.version, reader, range)?;
         let description = &mut opened.description;
-        description.checksum = (description.range_length == location.length).then(|| whole_checksum(&location));
-        description.group = location.group;
+        description.checksum = (description.range_length == location.length).then(|| whole_checksum(location));
+        description.group.clone_from(&location.group);
         Ok(opened)
     }
 
@@ -192,21 +226,21 @@ impl ObjectReader {
         let (data_type, tier) = (reader.data_type(), reader.tier().name());
         let description =
             ObjectDescription { object_length, range_length, data_type, group: None, checksum: None, tier, version };
-        Ok(Self { description, source: Source::Here(Box::new(reader)) })
+        Ok(Self { description, source: Source::Here(Box::new(reader)), given: 0, others: None })
     }
 
-    fn elsewhere(location: ObjectLocation, stream: ObjectStream, range: RangeRequest) -> Self {
+    fn elsewhere(location: &ObjectLocation, stream: ObjectStream, range: RangeRequest) -> Self {
         let range_length = range.length.unwrap_or_else(|| location.length.saturating_sub(range.offset));
         let description = ObjectDescription {
             object_length: location.length,
             range_length,
             data_type: location.data_type,
-            checksum: (range_length == location.length).then(|| whole_checksum(&location)),
-            group: location.group,
+            checksum: (range_length == location.length).then(|| whole_checksum(location)),
+            group: location.group.clone(),
             tier: remote::tier_name(&stream),
             version: location.version,
         };
-        Self { description, source: Source::There(Box::new(stream)) }
+        Self { description, source: Source::There(Box::new(stream)), given: 0, others: None }
     }
 
     /// What precedes the bytes.
@@ -215,15 +249,41 @@ impl ObjectReader {
         &self.description
     }
 
-    /// The next verified bytes, at most 1 MiB, without a copy if they lie in DRAM; `None` at the end.
+    /// The next verified bytes, at most 1 MiB, without a copy if they lie in DRAM; `None` at the end. If those of one copy can't
+    /// be had, those of another are given.
     ///
     /// # Errors
-    /// `CORRUPT` if the bytes do not verify: nothing of them was given out, but what came before is to be discarded.
+    /// `CORRUPT` if the bytes of the last copy do not verify: nothing of them was given out, but what came before is to be
+    /// discarded.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        match &mut self.source {
-            Source::Here(reader) => Ok(reader.next().await?),
-            Source::There(stream) => stream.next().await.map_err(|error| remote::from_client(&error)),
+        loop {
+            let next = match &mut self.source {
+                Source::Here(reader) => reader.next().await.map_err(Error::from),
+                Source::There(stream) => stream.next().await.map_err(|error| remote::from_client(&error)),
+            };
+            match next {
+                Ok(piece) => {
+                    self.given += piece.as_ref().map_or(0, |piece| piece.len() as u64);
+                    return Ok(piece);
+                }
+                Err(error) => self.go_on_elsewhere(error).await?,
+            }
         }
+    }
+
+    /// Has what is still missing come from another copy.
+    async fn go_on_elsewhere(&mut self, failure: Error) -> Result<(), Error> {
+        let Some(others) = self.others.as_mut().filter(|others| others.tries > 0) else { return Err(failure) };
+        others.tries -= 1;
+        let Others { service, name, location, offset, .. } = others;
+        tracing::debug!(key = %name.key, %failure, "the rest is read from another copy");
+        let length = Some(self.description.range_length - self.given);
+        let range = RangeRequest { offset: *offset + self.given, length };
+        match service.open_elsewhere(name, location, range).await {
+            Ok(Some(stream)) => self.source = Source::There(Box::new(stream)),
+            Ok(None) | Err(_) => return Err(failure),
+        }
+        Ok(())
     }
 
     /// All of the bytes in one buffer, for ranges known to be small.
@@ -231,12 +291,14 @@ impl ObjectReader {
     /// # Errors
     /// `NOT_FOUND` if the bytes are damaged: nothing was given out, and the copy is gone.
     pub async fn read_to_end(&mut self) -> Result<Bytes, Error> {
-        let stream = match &mut self.source {
-            Source::Here(reader) => return Ok(reader.read_to_end().await?),
-            Source::There(stream) => stream,
-        };
+        if let Source::Here(reader) = &mut self.source {
+            match reader.read_to_end().await {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => self.go_on_elsewhere(error.into()).await?,
+            }
+        }
         let mut bytes = BytesMut::new();
-        while let Some(piece) = stream.next().await.map_err(|error| remote::from_client(&error))? {
+        while let Some(piece) = self.next().await? {
             bytes.extend_from_slice(&piece);
         }
         Ok(bytes.freeze())

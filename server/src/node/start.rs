@@ -103,8 +103,13 @@ impl Forget for CatalogForget {
     fn lost(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, bool> {
         async move {
             let Some(catalog) = self.catalog.get() else { return false };
+            let here = replicas.first().map(|name| name.replica.node);
             let names = replicas.into_iter().map(|name| (name.tenant, name.key, name.version, name.replica)).collect();
-            catalog.forget(names, ForgetMode::Lost).await.is_ok()
+            let is_told = catalog.forget(names, ForgetMode::Lost).await.is_ok();
+            if let Some(here) = here.filter(|_| is_told) {
+                tokio::spawn(copies::tell_of_loss(catalog.clone(), here));
+            }
+            is_told
         }
         .boxed()
     }

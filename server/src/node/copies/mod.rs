@@ -12,14 +12,14 @@ pub(super) mod spread;
 use std::time::Duration;
 
 use prost::Message as _;
-use tidepool_metadata::catalog::{Answer, NodeStat, Query};
+use tidepool_metadata::catalog::{Answer, NodeStat, NodeState, Query};
 use tidepool_metadata::{ErrorKind, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
-use tidepool_replication::Read;
+use tidepool_replication::{CatalogHandle, Read};
 use tidepool_tiers::store::ReplicaName;
 
 use super::{NodeService, error};
 use crate::error::Error;
-use crate::peers::wire::{Id, NodeReply, NodeRequest, Refused, node_reply, node_request};
+use crate::peers::wire::{Id, NodeReplies, NodeReply, NodeRequest, Refused, node_reply, node_request};
 
 pub(super) use pull::Pulled;
 pub(super) use spread::Spread;
@@ -58,6 +58,11 @@ fn pull_time(length: u64) -> Duration {
     PULL_TIME + Duration::from_secs(length / SLOWEST)
 }
 
+/// How long an answer to it is waited for: a moment more than it takes, so that it is heard.
+fn patience(length: u64) -> Duration {
+    pull_time(length) + PULL_TIME / 4
+}
+
 fn malformed() -> Error {
     Error::new(ErrorKind::Invalid, "BAD_MESSAGE", "a message of another node can't be read".into())
 }
@@ -65,36 +70,27 @@ fn malformed() -> Error {
 impl NodeService {
     /// Answers what other nodes ask about copies.
     pub(super) async fn answer_node(&self, request: &[u8]) -> Vec<u8> {
+        use node_reply::Answer;
         let answer = match NodeRequest::decode(request).map(|request| request.ask) {
-            Ok(Some(node_request::Ask::Pull(pull))) => {
-                self.pull(pull).await.map(|copy| node_reply::Answer::Copy(copy.into()))
+            Ok(Some(node_request::Ask::Pull(pull))) => self.pull(pull).await.map(|copy| Answer::Copy(copy.into())),
+            Ok(Some(node_request::Ask::Pulls(pulls))) => self.pull_visible(pulls).await.map(|copies| {
+                let replies = copies.into_iter().map(|copy| reply(copy.map(|copy| Answer::Copy(copy.into()))));
+                Answer::Each(NodeReplies { replies: replies.collect() })
+            }),
+            Ok(Some(node_request::Ask::Settle(settle))) => self.settle(settle).map(|()| Answer::Done(true)),
+            Ok(Some(node_request::Ask::Look(_))) => {
+                self.inner.repairs.want();
+                Ok(Answer::Done(true))
             }
-            Ok(Some(node_request::Ask::Settle(settle))) => self.settle(settle).map(|()| node_reply::Answer::Done(true)),
             Ok(None) | Err(_) => Err(malformed()),
         };
-        let refused = |error: Error| {
-            let (reason, message) = (error.reason().to_owned(), error.to_string());
-            node_reply::Answer::Refused(Refused { reason, message })
-        };
-        NodeReply { answer: Some(answer.unwrap_or_else(refused)) }.encode_to_vec()
+        reply(answer).encode_to_vec()
     }
 
-    async fn ask_node(
-        &self,
-        node: NodeId,
-        ask: node_request::Ask,
-        within: Duration,
-    ) -> Result<node_reply::Answer, Error> {
+    async fn ask_node(&self, node: NodeId, ask: node_request::Ask, within: Duration) -> Result<NodeReply, Error> {
         let words = NodeRequest { ask: Some(ask) }.encode_to_vec();
         let answer = self.catalog().await?.ask_node(node, words, within).await?;
-        match NodeReply::decode(&answer[..]).map(|reply| reply.answer) {
-            Ok(Some(node_reply::Answer::Refused(Refused { reason, message }))) => {
-                let message = format!("node {node} refused: {message} ({reason})");
-                Err(Error::new(ErrorKind::Unavailable, "REFUSED_BY_NODE", message))
-            }
-            Ok(Some(answer)) => Ok(answer),
-            Ok(None) | Err(_) => Err(malformed()),
-        }
+        NodeReply::decode(&answer[..]).map_err(|_| malformed())
     }
 
     /// All nodes, as this one's catalog knows them.
@@ -103,6 +99,42 @@ impl NodeService {
             (_, Answer::Nodes(nodes)) => Ok(nodes),
             _ => Err(error::unexpected("nodes")),
         }
+    }
+}
+
+/// Has the other nodes look for copies that are to be made anew, since this one has lost some. Who does not hear it looks in
+/// its own time.
+pub(super) async fn tell_of_loss(catalog: CatalogHandle, here: NodeId) {
+    let Ok((_, Answer::Nodes(nodes))) = catalog.query(Query::Nodes, Read::Local).await else { return };
+    let words = NodeRequest { ask: Some(node_request::Ask::Look(true)) }.encode_to_vec();
+    let others = nodes.iter().filter(|node| node.node != here && node.state != NodeState::Absent);
+    futures::future::join_all(others.map(|node| catalog.ask_node(node.node, words.clone(), PULL_TIME))).await;
+}
+
+fn reply(answer: Result<node_reply::Answer, Error>) -> NodeReply {
+    let refused = |error: Error| {
+        let (reason, message) = (error.reason().to_owned(), error.to_string());
+        node_reply::Answer::Refused(Refused { reason, message })
+    };
+    NodeReply { answer: Some(answer.unwrap_or_else(refused)) }
+}
+
+/// What another node answered, if it did what it was asked for.
+fn answer_of(node: NodeId, reply: NodeReply) -> Result<node_reply::Answer, Error> {
+    match reply.answer.ok_or_else(malformed)? {
+        node_reply::Answer::Refused(Refused { reason, message }) => {
+            let message = format!("node {node} refused: {message} ({reason})");
+            Err(Error::new(ErrorKind::Unavailable, "REFUSED_BY_NODE", message))
+        }
+        answer => Ok(answer),
+    }
+}
+
+/// The copy that was asked for.
+fn copy_of(node: NodeId, reply: NodeReply) -> Result<ReplicaId, Error> {
+    match answer_of(node, reply)? {
+        node_reply::Answer::Copy(copy) if copy.node == node.0 => Ok((&copy).into()),
+        _ => Err(error::unexpected("a copy")),
     }
 }
 

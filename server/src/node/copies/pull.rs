@@ -1,7 +1,7 @@
 //! A copy that this node gets from another one.
 //!
 //! ```text
-//!  reserve ──> read from the source ──> seal ──┬─ of a visible version ──> propose add_replica ──> complete, or freed
+//!  reserve ──> read from the source ──> seal ──┬─ of visible versions, many at once ──> propose add_replicas ──> complete, or freed
 //!                                              └─ of a put under way ────> wait for its word ────> complete, or freed
 //!                                                                              │ none for 10 s
 //!                                                                              └──> ask the log (abandon), until it answers
@@ -10,35 +10,96 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use futures::stream;
 use parking_lot::Mutex;
 use tidepool_client::GetOptions;
 use tidepool_metadata::catalog::{AddReplicaItem, AddReplicaOutcome, Command, Outcome};
 use tidepool_metadata::envelope::MOST_VALUE_BYTES;
-use tidepool_metadata::{DataType, Durability, ErrorKind, NodeId, ReplicaId, VersionId};
+use tidepool_metadata::{DataType, Durability, ErrorKind, LogTime, NodeId, ReplicaId, VersionId};
 use tidepool_tiers::store::{ObjectBuffer, ReplicaIdentity, ReplicaName};
+use tokio::time::Instant;
 
-use super::{copy_name, malformed, pull_time};
+use super::{answer_of, copy_name, copy_of, malformed, patience, pull_time};
 use crate::error::Error;
 use crate::node::remote::{self, Way};
 use crate::node::{NodeService, error};
-use crate::peers::wire::{Pull, Settle};
+use crate::peers::wire::{NodeReplies, Pull, Pulls, Settle, node_reply, node_request};
 
 /// How long a copy waits for the word of the put that it belongs to. A put without an answer from the log gives up sooner.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Copies that one message asks for, at most, and of them those that are pulled at a time.
+pub(super) const MOST_PULLS: usize = 64;
+const PULLS_AT_A_TIME: usize = 4;
+
+/// A copy that is here and sealed.
+struct Copied {
+    name: ReplicaName,
+    durability: Durability,
+    reserved_at: LogTime,
+    commit_index: u64,
+}
+
+impl Copied {
+    fn item(&self) -> AddReplicaItem {
+        let ReplicaName { tenant, key, version, replica } = self.name.clone();
+        AddReplicaItem { tenant, key, version, replica, durability: self.durability, reserved_at: self.reserved_at }
+    }
+}
 
 /// Copies that were pulled for puts under way.
 pub(in crate::node) type Pulled = Mutex<HashMap<ReplicaId, ReplicaName>>;
 
 impl NodeService {
-    /// Gets a copy; answers once it is here, and counts if its version is visible already. Runs in a task of its own: who asks
-    /// may go away.
+    /// Gets a copy for a put that is under way; answers once it is here. Runs in a task of its own: who asks may go away.
     pub(super) async fn pull(&self, pull: Pull) -> Result<ReplicaId, Error> {
         let service = self.clone();
-        let task = tokio::spawn(async move { service.pull_now(pull).await });
+        let task = tokio::spawn(async move {
+            let deadline = Instant::now() + pull_time(pull.length);
+            let name = service.get_copy(pull, deadline).await?.name;
+            let replica = name.replica;
+            service.await_word(name);
+            Ok(replica)
+        });
         task.await.unwrap_or_else(|_panic| Err(error::unexpected("a copy")))
     }
 
-    async fn pull_now(&self, pull: Pull) -> Result<ReplicaId, Error> {
+    /// Gets copies of visible versions, several at a time; answers once all are here and count, or why not. Runs in a task of its
+    /// own.
+    pub(super) async fn pull_visible(&self, Pulls { pulls }: Pulls) -> Result<Vec<Result<ReplicaId, Error>>, Error> {
+        if pulls.len() > MOST_PULLS {
+            return Err(malformed());
+        }
+        let service = self.clone();
+        let task = tokio::spawn(async move {
+            let deadline = Instant::now() + pull_time(pulls.iter().map(|pull| pull.length).sum());
+            let copies = stream::iter(pulls).map(|pull| service.get_copy(pull, deadline)).buffered(PULLS_AT_A_TIME);
+            let copies: Vec<_> = copies.collect().await;
+            if copies.iter().any(Result::is_ok) {
+                return service.add(copies).await;
+            }
+            copies.into_iter().map(|copy| copy.and(Err(error::unexpected("a copy")))).collect()
+        });
+        task.await.map_err(|_panic| error::unexpected("copies"))
+    }
+
+    /// Has another node pull copies of visible versions, of so many bytes together; answers for each.
+    pub(super) async fn pulled_there(&self, node: NodeId, pulls: Pulls, bytes: u64) -> Vec<Result<ReplicaId, Error>> {
+        let count = pulls.pulls.len();
+        let reply = self.ask_node(node, node_request::Ask::Pulls(pulls), patience(bytes)).await;
+        let error = match reply.and_then(|reply| answer_of(node, reply)) {
+            Ok(node_reply::Answer::Each(NodeReplies { replies })) if replies.len() == count => {
+                return replies.into_iter().map(|reply| copy_of(node, reply)).collect();
+            }
+            Ok(_) => malformed(),
+            Err(error) => error,
+        };
+        vec![Err(error); count]
+    }
+
+    /// Gets a copy and seals it.
+    async fn get_copy(&self, pull: Pull, deadline: Instant) -> Result<Copied, Error> {
         let version: VersionId = pull.version.as_ref().ok_or_else(malformed)?.into();
         let (_, replica) = self.next_ids();
         let name = copy_name(pull.tenant, &pull.key, version, replica)?;
@@ -49,8 +110,7 @@ impl NodeService {
         }
         let reserved_at = self.catalog().await?.now();
         let late = |_| Error::new(ErrorKind::Deadline, "DEADLINE", "the copy was not here in time".into());
-        let received = tokio::time::timeout(pull_time(pull.length), self.receive(&name, &pull)).await;
-        let buffer = received.map_err(late)??;
+        let buffer = tokio::time::timeout_at(deadline, self.receive(&name, &pull)).await.map_err(late)??;
         // From here on nothing may be given up: what is sealed is freed by an answer.
         buffer.seal(ReplicaIdentity { name: name.clone(), data_type }, Some(pull.checksum))?;
         if let Err(error) = self.inner.store.write_through(&name, pull.durable_on_nvme).await {
@@ -58,14 +118,8 @@ impl NodeService {
             self.free(&name);
             return Err(error.into());
         }
-        if pull.commit_index == 0 {
-            self.await_word(name);
-            return Ok(replica);
-        }
         let durability = if pull.durable_on_nvme { Durability::Nvme } else { Durability::Memory };
-        let ReplicaName { tenant, key, .. } = name.clone();
-        let item = AddReplicaItem { tenant, key, version, replica, durability, reserved_at };
-        self.add(&name, item, pull.commit_index).await
+        Ok(Copied { name, durability, reserved_at, commit_index: pull.commit_index })
     }
 
     /// Reads all bytes from the source. Cancel-safe: nothing stays reserved.
@@ -96,29 +150,44 @@ impl NodeService {
         Ok(buffer)
     }
 
-    /// Makes a sealed copy count.
-    async fn add(&self, name: &ReplicaName, item: AddReplicaItem, commit_index: u64) -> Result<ReplicaId, Error> {
-        match self.catalog().await?.propose(Command::AddReplicas(vec![item])).await {
-            Ok((_, Outcome::AddReplicas(outcomes))) => match outcomes[..] {
-                [AddReplicaOutcome::Added] => {
-                    // Not here any more: removed between the commit and now.
-                    let _still_here = self.inner.store.complete(name, commit_index);
-                    Ok(name.replica)
-                }
-                [AddReplicaOutcome::Refused(refusal)] => {
-                    self.free(name);
-                    Err(error::refused(refusal))
-                }
-                _ => Err(error::unexpected("one outcome")),
-            },
+    /// Makes sealed copies count, by one command.
+    async fn add(&self, copies: Vec<Result<Copied, Error>>) -> Vec<Result<ReplicaId, Error>> {
+        let names: Vec<ReplicaName> = copies.iter().flatten().map(|copied| copied.name.clone()).collect();
+        let items: Vec<AddReplicaItem> = copies.iter().flatten().map(Copied::item).collect();
+        let proposed = async { self.catalog().await?.propose(Command::AddReplicas(items)).await };
+        let failure = match proposed.await {
+            Ok((_, Outcome::AddReplicas(outcomes))) if outcomes.len() == names.len() => {
+                let mut outcomes = outcomes.into_iter();
+                let mut settle = |copied| match outcomes.next() {
+                    Some(outcome) => self.added(copied, outcome),
+                    None => Err(error::unexpected("outcomes")),
+                };
+                return copies.into_iter().map(|copy| copy.and_then(&mut settle)).collect();
+            }
             Err(error) if error.is_unproposed() => {
-                self.free(name);
-                Err(error.into())
+                names.iter().for_each(|name| self.free(name));
+                error.into()
             }
             Ok(_) | Err(_) => {
-                let (service, names) = (self.clone(), vec![name.clone()]);
+                let service = self.clone();
                 tokio::spawn(async move { service.abandon(names).await });
-                Err(error::outcome_unknown())
+                error::outcome_unknown()
+            }
+        };
+        copies.into_iter().map(|copy| copy.and(Err(failure.clone()))).collect()
+    }
+
+    /// The log has answered for a sealed copy.
+    fn added(&self, Copied { name, commit_index, .. }: Copied, outcome: AddReplicaOutcome) -> Result<ReplicaId, Error> {
+        match outcome {
+            AddReplicaOutcome::Added => {
+                // Not here any more: removed between the commit and now.
+                let _still_here = self.inner.store.complete(&name, commit_index);
+                Ok(name.replica)
+            }
+            AddReplicaOutcome::Refused(refusal) => {
+                self.free(&name);
+                Err(error::refused(refusal))
             }
         }
     }

@@ -20,9 +20,10 @@ use tidepool_tiers::store::ReplicaName;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::pull::MOST_PULLS;
 use crate::error::Error;
 use crate::node::{NodeService, get};
-use crate::peers::wire::Pull;
+use crate::peers::wire::{Pull, Pulls};
 
 /// How often nodes are looked at.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -32,8 +33,9 @@ const AGAIN_AFTER: Duration = Duration::from_secs(2);
 const SWEEP_AFTER: Duration = Duration::from_secs(60);
 /// Objects that are looked at together.
 const STEP: usize = 256;
-/// Copies that are made at a time.
+/// Messages that are answered at a time, and the bytes from which on the next object has another one.
 const AT_A_TIME: usize = 4;
+const MESSAGE_BYTES: u64 = 16 << 20;
 
 /// How repair behaves.
 #[derive(Clone, Copy, Debug)]
@@ -124,11 +126,39 @@ struct Sweep<'a> {
     pace: &'a Pace,
 }
 
-/// One copy that is to be made.
+/// An object of which copies are to be made.
 struct Making {
-    name: ReplicaName,
-    location: Box<ObjectLocation>,
-    count: usize,
+    pull: Pull,
+    /// Who may pull one and was not asked yet, best first.
+    order: std::vec::IntoIter<NodeId>,
+    missing: usize,
+}
+
+/// What one node is asked to pull at once.
+struct Message {
+    node: NodeId,
+    /// Places in a list of makings.
+    places: Vec<usize>,
+    bytes: u64,
+}
+
+/// Who is asked for what next: as many nodes for each object as it misses copies. In the objects' order, as far as messages
+/// are of several.
+fn messages(makings: &mut [Making]) -> Vec<Message> {
+    let mut messages = Vec::new();
+    let mut open: HashMap<NodeId, Message> = HashMap::new();
+    for (place, making) in makings.iter_mut().enumerate() {
+        for node in making.order.by_ref().take(making.missing) {
+            let message = open.entry(node).or_insert_with(|| Message { node, places: Vec::new(), bytes: 0 });
+            message.places.push(place);
+            message.bytes += making.pull.length;
+            if message.places.len() == MOST_PULLS || message.bytes >= MESSAGE_BYTES {
+                messages.extend(open.remove(&node));
+            }
+        }
+    }
+    messages.extend(open.into_values());
+    messages
 }
 
 /// Runs until the catalog stops.
@@ -228,42 +258,57 @@ impl Sweep<'_> {
             let is_patient = !is_read && away.all(|node| self.awaited.contains(&node));
             match plan(&location, self.service.inner.node, self.candidates.len(), is_patient) {
                 Step::Nothing => {}
-                Step::Copy(count) => makings.push(Making { name, location, count }),
+                Step::Copy(count) => makings.push(self.making(&name, &location, count)),
                 Step::Trim => surplus.push(name),
             }
         }
         let is_quiet = makings.is_empty() && surplus.is_empty();
-        let made = futures::stream::iter(makings).map(|making| self.make(making)).buffer_unordered(AT_A_TIME);
-        made.collect::<()>().await;
+        self.make(makings).await;
         self.trim(surplus).await?;
         Ok(is_quiet)
     }
 
-    /// Has as many other nodes pull a copy as are missing.
-    async fn make(&self, Making { name, location, count }: Making) {
-        let repairs = &self.service.inner.repairs;
+    fn making(&self, name: &ReplicaName, location: &ObjectLocation, missing: usize) -> Making {
         let holders: Vec<NodeId> = location.replicas.iter().map(|copy| copy.replica.node).collect();
-        let order = placement::order(
-            &self.candidates,
-            &holders,
-            placement::numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0),
-        );
-        let mut missing = count;
-        for node in order {
-            if missing == 0 {
-                return;
+        let numbers = placement::numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0);
+        let order = placement::order(&self.candidates, &holders, numbers).into_iter();
+        Making { pull: pull_of(name, location, self.service.inner.node), order, missing }
+    }
+
+    /// Has other nodes pull what is missing, by messages about many objects. Where one fails, the next in the object's order is
+    /// asked.
+    async fn make(&self, mut makings: Vec<Making>) {
+        let repairs = &self.service.inner.repairs;
+        loop {
+            let messages = messages(&mut makings);
+            if messages.is_empty() {
+                break;
             }
-            self.pace.wait(location.length).await;
-            match self.service.pull_there(node, pull_of(&name, &location, self.service.inner.node)).await {
-                Ok(_) => {
-                    missing -= 1;
-                    repairs.copied.fetch_add(1, Ordering::Relaxed);
-                    repairs.copied_bytes.fetch_add(location.length, Ordering::Relaxed);
+            let pulls = |places: &[usize]| places.iter().map(|&place| makings[place].pull.clone()).collect();
+            let asked = messages.into_iter().map(|Message { node, places, bytes }| {
+                let pulls = Pulls { pulls: pulls(&places) };
+                async move {
+                    self.pace.wait(bytes).await;
+                    (node, places, self.service.pulled_there(node, pulls, bytes).await)
                 }
-                Err(error) => tracing::debug!(key = %name.key, %node, %error, "a copy could not be made"),
+            });
+            let asked: Vec<_> = futures::stream::iter(asked).buffer_unordered(AT_A_TIME).collect().await;
+            for (node, places, copies) in asked {
+                for (place, copy) in places.into_iter().zip(copies) {
+                    let Making { pull, missing, .. } = &mut makings[place];
+                    match copy {
+                        Ok(_) => {
+                            *missing -= 1;
+                            repairs.copied.fetch_add(1, Ordering::Relaxed);
+                            repairs.copied_bytes.fetch_add(pull.length, Ordering::Relaxed);
+                        }
+                        Err(error) => tracing::debug!(key = ?pull.key, %node, %error, "a copy could not be made"),
+                    }
+                }
             }
         }
-        repairs.failed.fetch_add(missing as u64, Ordering::Relaxed);
+        let failed: usize = makings.iter().map(|making| making.missing).sum();
+        repairs.failed.fetch_add(failed as u64, Ordering::Relaxed);
     }
 
     /// Lets go of what is too much here, as far as the catalog agrees.
@@ -284,8 +329,7 @@ impl Sweep<'_> {
 }
 
 fn pull_of(name: &ReplicaName, location: &ObjectLocation, source: NodeId) -> Pull {
-    let durable_on_nvme =
-        location.replicas.iter().any(|copy| copy.replica == name.replica && copy.durability == Durability::Nvme);
+    let durable_on_nvme = location.replicas.iter().any(|copy| copy.durability == Durability::Nvme);
     Pull {
         tenant: name.tenant.0,
         key: name.key.as_bytes().to_vec().into(),

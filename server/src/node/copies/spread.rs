@@ -10,10 +10,10 @@ use tidepool_metadata::{ErrorKind, KeyHash, LogIndex, NodeId, ReplicaId};
 use tidepool_replication::replicas::placement;
 use tidepool_tiers::store::{ReplicaName, Sealed};
 
-use super::{PULL_TIME, pull_time};
+use super::{PULL_TIME, answer_of, copy_of, patience};
 use crate::error::Error;
 use crate::node::{NodeService, error};
-use crate::peers::wire::{Pull, Settle, node_reply, node_request};
+use crate::peers::wire::{Pull, Settle, node_request};
 
 /// Copies on other nodes, which wait to hear how the put ended.
 #[derive(Debug, Default)]
@@ -76,13 +76,9 @@ impl NodeService {
     }
 
     /// Has another node pull a copy.
-    pub(super) async fn pull_there(&self, node: NodeId, pull: Pull) -> Result<ReplicaId, Error> {
-        // A moment more than the other node takes, so that its answer is heard.
-        let within = pull_time(pull.length) + PULL_TIME / 4;
-        match self.ask_node(node, node_request::Ask::Pull(pull), within).await? {
-            node_reply::Answer::Copy(copy) if copy.node == node.0 => Ok((&copy).into()),
-            _ => Err(error::unexpected("a copy")),
-        }
+    async fn pull_there(&self, node: NodeId, pull: Pull) -> Result<ReplicaId, Error> {
+        let within = patience(pull.length);
+        copy_of(node, self.ask_node(node, node_request::Ask::Pull(pull), within).await?)
     }
 
     /// Tells the nodes that have copies how the put ended: where it was committed, or that it was not. Waits for nobody.
@@ -98,6 +94,7 @@ impl NodeService {
             // One that does not hear it asks the log.
             tokio::spawn(async move {
                 let settled = service.ask_node(copy.node, node_request::Ask::Settle(settle), PULL_TIME).await;
+                let settled = settled.and_then(|reply| answer_of(copy.node, reply));
                 settled.map_err(|error| tracing::debug!(?copy, %error, "a copy could not be told")).ok()
             });
         }
