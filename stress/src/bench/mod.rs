@@ -11,11 +11,13 @@ mod latency;
 mod load;
 mod local;
 mod memory;
+mod nodes;
 mod nvme;
 pub mod pairs;
 mod perf;
 mod recovery;
 mod replay;
+mod replay_nodes;
 mod replicas;
 mod scaling;
 mod soak;
@@ -95,6 +97,16 @@ pub const BENCHES: &[Bench] = &[
         name: "replicas",
         about: "puts of two copies beside puts of one, and the loss of a node",
         run: replicas::run,
+    },
+    Bench {
+        name: "nodes",
+        about: "how fast copies are made anew and nodes emptied, what readers feel of it, a node's return",
+        run: nodes::run,
+    },
+    Bench {
+        name: "replay-nodes",
+        about: "the conversation trace on three nodes, one of which is killed twice",
+        run: replay_nodes::run,
     },
     Bench { name: "soak", about: "what a node holds after ten million puts, beside after two", run: soak::run },
 ];

@@ -67,11 +67,14 @@ pub(super) struct Load {
     standing_bytes: AtomicU64,
     acknowledged: AtomicU64,
     failed: AtomicU64,
+    /// Objects have copies enough that each read of what was acknowledged must succeed; how many did not.
+    always_read: bool,
+    unread: AtomicU64,
     stop: AtomicBool,
 }
 
 impl Load {
-    pub(super) fn new(seed: u64) -> Arc<Self> {
+    pub(super) fn new(seed: u64, always_read: bool) -> Arc<Self> {
         Arc::new(Self {
             began: Instant::now(),
             seed,
@@ -85,6 +88,8 @@ impl Load {
             standing_bytes: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            always_read,
+            unread: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         })
     }
@@ -118,6 +123,11 @@ impl Load {
     /// Calls without an answer so far.
     pub(super) fn failed(&self) -> u64 {
         self.failed.load(Ordering::SeqCst)
+    }
+
+    /// Reads of standing objects that failed although they had another copy.
+    pub(super) fn unread(&self) -> u64 {
+        self.unread.load(Ordering::SeqCst)
     }
 
     /// From here on a node may be gone.
@@ -239,7 +249,7 @@ impl Load {
                 if random.below(4) == 0 {
                     self.exists(&clients.reader, known, false).await;
                 } else {
-                    self.get(&clients.reader, known, GetOptions::default()).await;
+                    self.get_standing(&clients, known).await;
                 }
             }
             if self.standing_bytes.load(Ordering::SeqCst) > STANDING_BYTES {
@@ -313,6 +323,14 @@ impl Load {
         true
     }
 
+    /// Reads what is there, unless the other client has just removed it.
+    async fn get_standing(&self, clients: &Clients, key: u64) {
+        let client = if self.always_read { &clients.patient } else { &clients.reader };
+        if !self.get(client, key, GetOptions::default()).await && self.always_read {
+            self.unread.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
     async fn exists(&self, client: &Client, key: u64, fresh: bool) -> bool {
         let invoked = self.now();
         let Ok(answer) = client.exists_many(&[name(key)], None, fresh).await else { return false };
@@ -370,7 +388,7 @@ mod tests {
 
     #[test]
     fn a_key_is_left_after_enough_calls_and_once() {
-        let load = Load::new(1);
+        let load = Load::new(1, false);
         let key = load.contended(3);
         for _ in 0..KEY_CALLS - 1 {
             load.count(3, key, 1);

@@ -19,7 +19,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidepool_client::ClientSettings;
+use bytes::Bytes;
+use tidepool_client::{Client, ClientSettings, PutOptions};
 
 use crate::checker;
 use crate::cluster::Cluster;
@@ -29,7 +30,7 @@ use load::{Clients, Load};
 use network::Network;
 use random::Random;
 pub use report::{Report, Verdict, table};
-use scenario::Needs;
+use scenario::{Copies, Needs};
 pub use scenario::{SCENARIOS, Scenario};
 
 /// Nodes of a drill at its start, all of them voters.
@@ -91,6 +92,18 @@ pub enum DrillError {
     Unread {
         /// How many.
         count: u64,
+    },
+    /// A node that was gone was noticed.
+    #[error("{count} reads of objects with another copy failed")]
+    Unavailable {
+        /// How many.
+        count: u64,
+    },
+    /// A refusal without a reason that says what is wrong.
+    #[error("a put without a quorum was answered {said:?}")]
+    Unclear {
+        /// What was said.
+        said: String,
     },
     /// A thread of the drill panicked.
     #[error("the drill panicked")]
@@ -154,9 +167,13 @@ impl Drill {
         if let Some(network) = &network {
             network.enter()?;
         }
-        let cluster = Cluster::new(options.tidepool.clone(), &["store.slice_bytes=256KiB"])?;
+        let mut settings = vec!["store.slice_bytes=256KiB"];
+        if scenario.copies != Copies::One {
+            settings.extend(["replicas.count=2", "replicas.repair_grace=0s", "replicas.repair_bytes_per_second=0"]);
+        }
+        let cluster = Cluster::new(options.tidepool.clone(), &settings)?;
         let cluster = cluster.at(network.as_ref().map(Network::places).unwrap_or_default());
-        let load = Load::new(options.seed);
+        let load = Load::new(options.seed, scenario.copies == Copies::Two);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let now = Instant::now();
         let mut drill = Self {
@@ -214,6 +231,12 @@ impl Drill {
         }
         self.progress()?;
         self.end_load()?;
+        if scenario.copies != Copies::One {
+            self.cluster.wait("all have two copies again", has_two_copies)?;
+        }
+        if scenario.copies == Copies::Two && self.load.unread() > 0 {
+            return Err(DrillError::Unavailable { count: self.load.unread() });
+        }
         let clients = self.clients()?;
         let Some(runtime) = &self.runtime else { return Ok(()) };
         let unread = runtime.block_on(self.load.read_all(&clients.patient));
@@ -293,6 +316,19 @@ impl Drill {
         Ok(())
     }
 
+    /// Why one node, asked alone, does not take a put.
+    fn refused_put(&self, node: usize) -> Result<String, DrillError> {
+        let Some((runtime, node)) = self.runtime.as_ref().zip(self.cluster.node(node)) else {
+            return Ok(String::new());
+        };
+        let _runtime = runtime.enter();
+        let settings = ClientSettings { deadline: Duration::from_secs(8), ..ClientSettings::default() };
+        let client = Client::builder().endpoint(node.grpc.to_string()).settings(settings).build()?;
+        let options = PutOptions::default();
+        let put = client.put("drill/without-a-quorum", Bytes::from_static(b"value"), &options);
+        Ok(runtime.block_on(put).map_or_else(|error| error.reason().to_owned(), |_| "stored".to_owned()))
+    }
+
     /// Keeps what nodes said; answers where.
     fn keep_logs(&mut self) -> PathBuf {
         for node in 0..MOST_NODES {
@@ -302,6 +338,19 @@ impl Drill {
         }
         self.cluster.keep_folder().to_owned()
     }
+}
+
+/// Whether all objects have two copies on nodes that are up, and no more.
+fn has_two_copies(cluster: &Cluster) -> bool {
+    let counted = || -> std::io::Result<bool> {
+        let (_, node) = cluster.running().next().ok_or_else(|| std::io::Error::other("no node runs"))?;
+        let report = node.admin("/v1/nodes")?;
+        let rows = report["nodes"].as_array().cloned().unwrap_or_default();
+        let copies: u64 =
+            rows.iter().filter(|row| row["state"] == "up").filter_map(|row| row["replicas"].as_u64()).sum();
+        Ok(node.admin("/v1/info")?["objects"].as_u64() == Some(copies / 2) && copies.is_multiple_of(2))
+    };
+    counted().unwrap_or(false)
 }
 
 impl Drop for Drill {

@@ -23,6 +23,17 @@ pub(super) enum Needs {
     What(&'static str),
 }
 
+/// How many copies objects have, and what follows for who reads them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copies {
+    /// What lies on a node that is gone can't be read, and may be put anew.
+    One,
+    /// What was acknowledged can be read, whichever node is gone.
+    Two,
+    /// More nodes go than there are copies.
+    TooFew,
+}
+
 /// One kind of fault.
 pub struct Scenario {
     /// What it is asked for by.
@@ -30,6 +41,7 @@ pub struct Scenario {
     /// What is done.
     pub about: &'static str,
     pub(super) needs: Needs,
+    pub(super) copies: Copies,
     /// Makes the fault once, and undoes it.
     pub(super) fault: fn(&mut Drill) -> Result<(), DrillError>,
 }
@@ -51,43 +63,56 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "leader-kill",
         about: "kill -9 of the leader; it is started again over its folder",
         needs: Needs::Processes,
+        copies: Copies::One,
         fault: leader_kill,
     },
     Scenario {
         name: "leader-freeze",
         about: "SIGSTOP of the leader for up to 7 s, its connections open, and back",
         needs: Needs::Processes,
+        copies: Copies::One,
         fault: leader_freeze,
     },
-    Scenario { name: "follower-kill", about: "kill -9 of a follower", needs: Needs::Processes, fault: follower_kill },
+    Scenario {
+        name: "follower-kill",
+        about: "kill -9 of a follower",
+        needs: Needs::Processes,
+        copies: Copies::One,
+        fault: follower_kill,
+    },
     Scenario {
         name: "minority-cut",
         about: "one node, leader or not, is cut off from all others and from clients",
         needs: Needs::Network,
+        copies: Copies::One,
         fault: minority_cut,
     },
     Scenario {
         name: "leader-cut-from-followers",
         about: "the leader is cut off from the other nodes, but not from clients",
         needs: Needs::Network,
+        copies: Copies::One,
         fault: leader_cut_from_followers,
     },
     Scenario {
         name: "asymmetric-cut",
         about: "the leader hears and is not heard, by one follower or both; or two nodes can't reach each other, the third both",
         needs: Needs::Network,
+        copies: Copies::One,
         fault: asymmetric_cut,
     },
     Scenario {
         name: "slow-disk",
         about: "the leader's file system stalls for up to a second, again and again",
         needs: Needs::Disk,
+        copies: Copies::One,
         fault: slow_disk,
     },
     Scenario {
         name: "full-disk",
         about: "the leader's file system is full; it is emptied, and the node started again",
         needs: Needs::Disk,
+        copies: Copies::One,
         fault: full_disk,
     },
     Scenario {
@@ -97,25 +122,78 @@ pub const SCENARIOS: &[Scenario] = &[
             "the kernel knows no wall clock of one process's own, and setting the machine's would step all nodes and everything \
              else on it; tests of the log's clock and the simulation step it instead",
         ),
+        copies: Copies::One,
         fault: |_| Ok(()),
     },
     Scenario {
         name: "rolling-restart",
         about: "SIGTERM of one node after the other, each started again",
         needs: Needs::Processes,
+        copies: Copies::One,
         fault: rolling_restart,
     },
     Scenario {
         name: "membership-change",
         about: "a node joins, a voter is removed, leadership is handed over, the removed node joins again",
         needs: Needs::Processes,
+        copies: Copies::One,
         fault: membership_change,
     },
     Scenario {
         name: "snapshot-install",
         about: "a follower is dead until the log that it lacks is gone, and takes a snapshot",
         needs: Needs::Processes,
+        copies: Copies::One,
         fault: snapshot_install,
+    },
+    Scenario {
+        name: "copies-node-kill",
+        about: "two copies of everything; kill -9 of a node for long enough that its copies are made anew",
+        needs: Needs::Processes,
+        copies: Copies::Two,
+        fault: any_kill,
+    },
+    Scenario {
+        name: "copies-node-freeze",
+        about: "two copies of everything; SIGSTOP of a node for up to 8 s, its connections open, and back",
+        needs: Needs::Processes,
+        copies: Copies::Two,
+        fault: any_freeze,
+    },
+    Scenario {
+        name: "copies-node-cut",
+        about: "two copies of everything; a node is cut off from all others and from clients",
+        needs: Needs::Network,
+        copies: Copies::Two,
+        fault: minority_cut,
+    },
+    Scenario {
+        name: "copies-flapping",
+        about: "two copies of everything; kill -9 of a node, again and again as soon as it is back",
+        needs: Needs::Processes,
+        copies: Copies::Two,
+        fault: flapping,
+    },
+    Scenario {
+        name: "copies-drain",
+        about: "two copies of everything; a node is emptied, and takes part again",
+        needs: Needs::Processes,
+        copies: Copies::Two,
+        fault: drain,
+    },
+    Scenario {
+        name: "copies-rolling-restart",
+        about: "two copies of everything; SIGTERM of one node after the other, each started again",
+        needs: Needs::Processes,
+        copies: Copies::Two,
+        fault: rolling_restart,
+    },
+    Scenario {
+        name: "two-of-three-down",
+        about: "two copies of everything; kill -9 of two nodes: the third serves what it has, and says what it can't do",
+        needs: Needs::Processes,
+        copies: Copies::TooFew,
+        fault: two_down,
     },
 ];
 
@@ -135,6 +213,81 @@ fn kill_and_restart(drill: &mut Drill, node: usize, which: &str) -> Result<(), D
     drill.progress()?;
     drill.last(0, 2000);
     Ok(drill.cluster.restart(node)?)
+}
+
+fn any(drill: &mut Drill) -> usize {
+    drill.random.below(NODES as u64) as usize
+}
+
+fn any_kill(drill: &mut Drill) -> Result<(), DrillError> {
+    let node = any(drill);
+    drill.fault(format!("kill node {node}"));
+    drill.cluster.kill(node)?;
+    drill.progress()?;
+    // It counts as absent after 5 s.
+    drill.last(5000, 9000);
+    drill.progress()?;
+    Ok(drill.cluster.restart(node)?)
+}
+
+fn any_freeze(drill: &mut Drill) -> Result<(), DrillError> {
+    let node = any(drill);
+    drill.fault(format!("freeze node {node}"));
+    signal(drill, node, NodeProcess::freeze)?;
+    let survived = drill.progress();
+    drill.last(0, 8000);
+    signal(drill, node, NodeProcess::thaw)?;
+    survived
+}
+
+fn flapping(drill: &mut Drill) -> Result<(), DrillError> {
+    let node = any(drill);
+    drill.fault(format!("kill node {node} again and again"));
+    for _ in 0..4 {
+        drill.cluster.kill(node)?;
+        drill.last(0, 300);
+        drill.cluster.restart(node)?;
+        drill.last(0, 1500);
+    }
+    drill.progress()
+}
+
+fn drain(drill: &mut Drill) -> Result<(), DrillError> {
+    let node = any(drill);
+    drill.fault(format!("empty node {node}"));
+    let number = drill.cluster.node(node).map(|node| node.admin("/v1/raft")).transpose()?;
+    let number = number.map(|raft| raft["node"].clone()).unwrap_or_default();
+    let asked = drill.others(node).first().copied().unwrap_or_default();
+    let Some(asked) = drill.cluster.node(asked) else { return Ok(()) };
+    asked.change("/v1/nodes/drain", &json!({ "node": number }))?;
+    let survived = drill.progress();
+    let is_empty = |_: &Cluster| {
+        let report = asked.admin("/v1/nodes").unwrap_or_default();
+        let rows = report["nodes"].as_array().cloned().unwrap_or_default();
+        rows.iter().any(|row| row["node"] == number && row["replicas"] == 0 && row["state"] == "draining")
+    };
+    let emptied = drill.cluster.wait("the node is empty", is_empty);
+    asked.change("/v1/nodes/undrain", &json!({ "node": number }))?;
+    survived?;
+    Ok(emptied?)
+}
+
+fn two_down(drill: &mut Drill) -> Result<(), DrillError> {
+    let stays = any(drill);
+    drill.fault(format!("kill all nodes but {stays}"));
+    for node in drill.others(stays) {
+        drill.cluster.kill(node)?;
+    }
+    // It can't know what two others may decide.
+    let refused = drill.refused_put(stays)?;
+    if !["NO_LEADER", "NO_QUORUM", "DEADLINE", "UNREACHABLE"].contains(&refused.as_str()) {
+        return Err(DrillError::Unclear { said: refused });
+    }
+    drill.last(500, 4000);
+    for node in (0..NODES).filter(|&node| node != stays) {
+        drill.cluster.restart(node)?;
+    }
+    Ok(())
 }
 
 fn leader_freeze(drill: &mut Drill) -> Result<(), DrillError> {
