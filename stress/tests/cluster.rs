@@ -217,6 +217,28 @@ async fn a_minority_answers_nothing_that_it_cannot_know() {
     client.put("after", "v".into(), &PutOptions::default()).await.unwrap();
 }
 
+/// Clients ask a node who it is before anything else: an answer that waited for the catalog held up what needs none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_a_quorum_gives_what_it_has_by_version_and_says_that_it_is_starting() {
+    let mut cluster = start(3);
+    let client = Client::builder().endpoint(cluster.node(0).unwrap().grpc.to_string()).build().unwrap();
+    client.put("k", value(1), &PutOptions::default()).await.unwrap();
+    let version = client.get("k").await.unwrap().unwrap().info.version;
+    tokio::task::block_in_place(|| (0..3).try_for_each(|node| cluster.kill(node))).unwrap();
+    tokio::task::block_in_place(|| cluster.restart(0)).unwrap();
+    let client = Client::builder().endpoint(cluster.node(0).unwrap().grpc.to_string()).build().unwrap();
+    let held = GetOptions { version, ..GetOptions::default() };
+    let found = loop {
+        match client.get_with("k", held.clone()).await {
+            Ok(found) => break found.unwrap(),
+            Err(error) => assert_eq!(error.reason(), "RECOVERING", "{error}"),
+        }
+    };
+    assert!(found.value == value(1));
+    let info = cluster.node(0).unwrap().admin("/v1/info").unwrap();
+    assert_eq!((info["role"].as_str(), info["objects"].as_u64()), (Some("starting"), Some(0)), "{info}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_grows_from_one_to_three_while_it_serves() {
     let mut cluster = start(1);

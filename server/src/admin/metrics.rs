@@ -60,9 +60,9 @@ impl Metrics {
             }
             registry.register(name, help, family);
         }
+        let status = self.service.catalog().await?.status();
         let info = self.service.info().await?;
         let memory = resident_bytes();
-        let status = self.service.catalog().await?.status();
         let is_short = u64::from(status.disk_shortage.is_some());
         for (name, help, value) in [
             ("tidepool_catalog_objects", "Objects that the catalog knows", info.objects),

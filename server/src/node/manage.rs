@@ -28,7 +28,7 @@ pub struct NodeInfo {
     pub node: NodeId,
     /// Its life.
     pub incarnation: Incarnation,
-    /// Its role in the group: `leader`, `follower`, ..
+    /// Its role in the group: `leader`, `follower`, ..; `starting` until the catalog is open, of which nothing is known then.
     pub role: &'static str,
     /// How far its catalog is.
     pub applied: LogIndex,
@@ -236,18 +236,16 @@ impl NodeService {
     /// # Errors
     /// Those of the catalog.
     pub async fn info(&self) -> Result<NodeInfo, Error> {
-        let status = self.catalog().await?.status();
-        let (applied, answer) = self.catalog().await?.query(Query::Counts, Read::Local).await?;
-        let Answer::Counts(counts) = answer else { return Err(error::unexpected("counts")) };
         let (node, incarnation) = self.identity();
-        Ok(NodeInfo {
-            node,
-            incarnation,
-            role: status.role.name(),
-            applied,
-            phase: self.phase(),
-            objects: counts.objects,
-        })
+        let phase = self.phase();
+        // Clients ask this first, and what they read by version is served without the catalog.
+        let Some(catalog) = self.inner.catalog.get() else {
+            return Ok(NodeInfo { node, incarnation, role: "starting", applied: LogIndex(0), phase, objects: 0 });
+        };
+        let role = catalog.status().role.name();
+        let (applied, answer) = catalog.query(Query::Counts, Read::Local).await?;
+        let Answer::Counts(counts) = answer else { return Err(error::unexpected("counts")) };
+        Ok(NodeInfo { node, incarnation, role, applied, phase, objects: counts.objects })
     }
 
     /// What the node is doing: `starting`, `hot_keys`, `dram`, `disk`, or `serving`.
