@@ -35,7 +35,9 @@ struct Seen {
 pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     let kills = if options.quick { 5 } else { 100 };
     let runtime = runtime()?;
-    let mut cluster = Cluster::start_voters(options.tidepool.clone(), 3, &["telemetry.log_filter=warn"])?;
+    // Room for all of it: what is evicted would count as lost.
+    let mut cluster = Cluster::new(options.tidepool.clone(), &["telemetry.log_filter=warn"])?.lending(2 << 30, 0);
+    cluster.grow(3)?;
     let client = |cluster: &Cluster, settings| {
         let _in_runtime = runtime.enter();
         cluster.client_with(settings)

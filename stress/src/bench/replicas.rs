@@ -17,10 +17,8 @@ use crate::drill::network::{self, Network};
 
 const NODES: usize = 3;
 const LINK_BITS: u64 = 2_000_000_000;
-const VALUE_BYTES: usize = 1 << 20;
-const IN_FLIGHT: usize = 4;
-/// Objects that puts go round: they fit the nodes twice.
-const ROUND: usize = 16;
+const VALUES: [(usize, &str); 2] = [(1 << 20, "1 MiB"), (4 << 20, "4 MiB")];
+const IN_FLIGHT: usize = 16;
 /// Objects that are read while a node is lost.
 const OBJECTS: u64 = 400;
 const OBJECT_BYTES: usize = 64 << 10;
@@ -51,7 +49,7 @@ fn put(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     network.enter()?;
     // Without the sockets that one host has: what moves, moves over the links.
     let settings = ["cluster.insecure=true", "grpc.unix_socket=false", "telemetry.log_filter=warn"];
-    let mut cluster = Cluster::new(options.tidepool.clone(), &settings)?.at(network.places());
+    let mut cluster = Cluster::new(options.tidepool.clone(), &settings)?.at(network.places()).lending(512 << 20, 0);
     cluster.grow(NODES)?;
     let runtime = runtime()?;
     let client = {
@@ -62,27 +60,40 @@ fn put(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
         Client::builder().endpoint(node.grpc.to_string()).settings(settings).build()?
     };
     let nodes: Vec<u32> = cluster.running().map(|(_, node)| node.id()).collect();
-    let value = Bytes::from(Payload::of(1).bytes(VALUE_BYTES));
-    let side = |replicas| {
-        let copies = PutOptions { replicas, min_replicas: replicas, upsert: true, ..PutOptions::default() };
-        Sample::measure(&nodes, || runtime.block_on(puts(&client, &value, &copies, options.side())))
-    };
-    let summary = pairs::measure(options.pairs(), || side(2), || side(1))?;
-    let remark = format!("{NODES} nodes, links of {} Gbit/s, {IN_FLIGHT} puts in flight", LINK_BITS / 1_000_000_000);
-    Ok(vec![Figure::pairs("put of 1 MiB with two copies / with one", summary, 0.9).remark(remark)])
+    let mut figures = Vec::new();
+    for (bytes, name) in VALUES {
+        let value = Bytes::from(Payload::of(1).bytes(bytes));
+        let next = Arc::new(AtomicU64::new(0));
+        let side = |replicas| {
+            let copies = PutOptions { replicas, min_replicas: replicas, ..PutOptions::default() };
+            Sample::measure(&nodes, || runtime.block_on(puts(&client, &value, &copies, &next, options.side())))
+        };
+        let summary = pairs::measure(options.pairs(), || side(2), || side(1))?;
+        let remark =
+            format!("{NODES} nodes, links of {} Gbit/s, {IN_FLIGHT} puts in flight", LINK_BITS / 1_000_000_000);
+        let name = format!("put of {name} with two copies / with one");
+        figures.push(Figure::pairs(name, summary, 0.9).remark(remark));
+    }
+    Ok(figures)
 }
 
-/// Puts for `time`; answers the bytes of the objects.
-async fn puts(client: &Client, value: &Bytes, options: &PutOptions, time: Duration) -> Result<u64, Error> {
-    let (end, next) = (Instant::now() + time, Arc::new(AtomicU64::new(0)));
+/// Puts new objects for `time`; answers their bytes.
+async fn puts(
+    client: &Client,
+    value: &Bytes,
+    options: &PutOptions,
+    next: &Arc<AtomicU64>,
+    time: Duration,
+) -> Result<u64, Error> {
+    let end = Instant::now() + time;
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..IN_FLIGHT {
-        let (client, value, options, next) = (client.clone(), value.clone(), options.clone(), Arc::clone(&next));
+        let (client, value, options, next) = (client.clone(), value.clone(), options.clone(), Arc::clone(next));
         tasks.spawn(async move {
             let mut bytes = 0;
             while Instant::now() < end {
-                let number = next.fetch_add(1, Ordering::Relaxed) as usize % ROUND;
-                client.put(format!("put/{number}"), value.clone(), &options).await?;
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                client.put(format!("put/{}/{number}", value.len()), value.clone(), &options).await?;
                 bytes += value.len() as u64;
             }
             Ok::<_, Error>(bytes)

@@ -202,6 +202,8 @@ impl NodeService {
             if let Some(name) = unsettled {
                 tracing::info!(?replica, "nobody said how the put of a copy ended: the log decides");
                 service.abandon(vec![name]).await;
+                // Its put may have died with the node that has the other copy, when repair could not see this one yet.
+                service.inner.repairs.want();
             }
         });
     }

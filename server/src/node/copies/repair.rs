@@ -123,6 +123,8 @@ struct Sweep<'a> {
     candidates: Vec<Candidate>,
     /// Nodes that are away and may come back.
     awaited: Vec<NodeId>,
+    /// This node is to be emptied: it is not done before nothing is here, whoever has to act first.
+    is_draining: bool,
     pace: &'a Pace,
 }
 
@@ -180,7 +182,8 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
         let Ok(nodes) = service.nodes().await else { continue };
         let view = view(&nodes);
         let here = nodes.iter().find(|node| node.node == service.inner.node);
-        repairs.draining.store(here.is_some_and(|here| here.state == NodeState::Draining), Ordering::Release);
+        let is_draining = here.is_some_and(|here| here.state == NodeState::Draining);
+        repairs.draining.store(is_draining, Ordering::Release);
         let awaited = awaited(&nodes, &mut absent, config.grace);
         let is_news = swept.as_ref().is_none_or(|before| (&before.0, &before.1) != (&view, &awaited));
         if is_wanted {
@@ -197,6 +200,7 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
             view: &view,
             candidates,
             awaited: awaited.clone(),
+            is_draining,
             pace: &pace,
         };
         repairs.sweeping.store(true, Ordering::Relaxed);
@@ -230,6 +234,7 @@ impl Sweep<'_> {
                 return false;
             }
             let held = store.held(ids);
+            is_quiet &= !self.is_draining || held.is_empty();
             repairs.examined.fetch_add(held.len() as u64, Ordering::Relaxed);
             let mut tenants: HashMap<TenantId, Vec<(ReplicaName, bool)>> = HashMap::new();
             for (name, is_read) in held {
@@ -247,12 +252,16 @@ impl Sweep<'_> {
     async fn step(&self, tenant: TenantId, held: Vec<(ReplicaName, bool)>) -> Result<bool, Error> {
         let keys = held.iter().map(|(name, _)| name.key.clone()).collect();
         let (_, located) = self.catalog.locate(tenant, keys, None, Read::Local).await?;
-        let (mut makings, mut surplus) = (Vec::new(), Vec::new());
+        let (mut makings, mut surplus, mut is_quiet) = (Vec::new(), Vec::new(), true);
         for ((name, is_read), located) in held.into_iter().zip(located) {
-            let Located::Found(location) = located else { continue };
-            if location.version != name.version {
-                continue;
-            }
+            // What this node's catalog does not know yet, or knows already to be gone, is looked at again.
+            let location = match located {
+                Located::Found(location) if location.version == name.version => location,
+                _ => {
+                    is_quiet = false;
+                    continue;
+                }
+            };
             let is_away = |copy: &ReplicaLocation| copy.node_state == NodeState::Absent;
             let mut away = location.replicas.iter().filter(|copy| is_away(copy)).map(|copy| copy.replica.node);
             let is_patient = !is_read && away.all(|node| self.awaited.contains(&node));
@@ -262,7 +271,7 @@ impl Sweep<'_> {
                 Step::Trim => surplus.push(name),
             }
         }
-        let is_quiet = makings.is_empty() && surplus.is_empty();
+        is_quiet &= makings.is_empty() && surplus.is_empty();
         self.make(makings).await;
         self.trim(surplus).await?;
         Ok(is_quiet)
