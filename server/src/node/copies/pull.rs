@@ -31,7 +31,7 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Copies that one message asks for, at most, and of them those that are pulled at a time.
 pub(super) const MOST_PULLS: usize = 64;
-const PULLS_AT_A_TIME: usize = 4;
+pub(super) const MOST_AT_A_TIME: u32 = 4;
 
 /// A copy that is here and sealed.
 struct Copied {
@@ -67,14 +67,17 @@ impl NodeService {
 
     /// Gets copies of visible versions, several at a time; answers once all are here and count, or why not. Runs in a task of its
     /// own.
-    pub(super) async fn pull_visible(&self, Pulls { pulls }: Pulls) -> Result<Vec<Result<ReplicaId, Error>>, Error> {
+    pub(super) async fn pull_visible(
+        &self,
+        Pulls { pulls, at_a_time }: Pulls,
+    ) -> Result<Vec<Result<ReplicaId, Error>>, Error> {
         if pulls.len() > MOST_PULLS {
             return Err(malformed());
         }
-        let service = self.clone();
+        let (service, at_a_time) = (self.clone(), at_a_time.clamp(1, MOST_AT_A_TIME) as usize);
         let task = tokio::spawn(async move {
             let deadline = Instant::now() + pull_time(pulls.iter().map(|pull| pull.length).sum());
-            let copies = stream::iter(pulls).map(|pull| service.get_copy(pull, deadline)).buffered(PULLS_AT_A_TIME);
+            let copies = stream::iter(pulls).map(|pull| service.get_copy(pull, deadline)).buffered(at_a_time);
             let copies: Vec<_> = copies.collect().await;
             if copies.iter().any(Result::is_ok) {
                 return service.add(copies).await;

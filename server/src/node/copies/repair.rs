@@ -20,13 +20,13 @@ use tidepool_tiers::store::ReplicaName;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::pull::MOST_PULLS;
+use super::pull::{MOST_AT_A_TIME, MOST_PULLS};
 use crate::error::Error;
 use crate::node::{NodeService, get};
 use crate::peers::wire::{Pull, Pulls};
 
 /// How often nodes are looked at.
-const PERIOD: Duration = Duration::from_millis(500);
+const PERIOD: Duration = Duration::from_millis(100);
 /// How long after the last one a sweep that found something to do is repeated, longer each time that nothing came of it; and one
 /// that found nothing.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
@@ -36,6 +36,9 @@ const STEP: usize = 256;
 /// Messages that are answered at a time, and the bytes from which on the next object has another one.
 const AT_A_TIME: usize = 4;
 const MESSAGE_BYTES: u64 = 16 << 20;
+/// With a limit one message at a time is out, of so much of a second's bytes, and its copies are made one after the other: what
+/// others wait for is short.
+const LIMITED_SHARE: u64 = 32;
 
 /// How repair behaves.
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +149,7 @@ struct Message {
 
 /// Who is asked for what next: as many nodes for each object as it misses copies. In the objects' order, as far as messages
 /// are of several.
-fn messages(makings: &mut [Making]) -> Vec<Message> {
+fn messages(makings: &mut [Making], most_bytes: u64) -> Vec<Message> {
     let mut messages = Vec::new();
     let mut open: HashMap<NodeId, Message> = HashMap::new();
     for (place, making) in makings.iter_mut().enumerate() {
@@ -154,7 +157,7 @@ fn messages(makings: &mut [Making]) -> Vec<Message> {
             let message = open.entry(node).or_insert_with(|| Message { node, places: Vec::new(), bytes: 0 });
             message.places.push(place);
             message.bytes += making.pull.length;
-            if message.places.len() == MOST_PULLS || message.bytes >= MESSAGE_BYTES {
+            if message.places.len() == MOST_PULLS || message.bytes >= most_bytes {
                 messages.extend(open.remove(&node));
             }
         }
@@ -288,20 +291,21 @@ impl Sweep<'_> {
     /// asked.
     async fn make(&self, mut makings: Vec<Making>) {
         let repairs = &self.service.inner.repairs;
+        let (messages_at_a_time, at_a_time) = if self.pace.is_limited() { (1, 1) } else { (AT_A_TIME, MOST_AT_A_TIME) };
         loop {
-            let messages = messages(&mut makings);
+            let messages = messages(&mut makings, self.pace.message_bytes());
             if messages.is_empty() {
                 break;
             }
             let pulls = |places: &[usize]| places.iter().map(|&place| makings[place].pull.clone()).collect();
             let asked = messages.into_iter().map(|Message { node, places, bytes }| {
-                let pulls = Pulls { pulls: pulls(&places) };
+                let pulls = Pulls { pulls: pulls(&places), at_a_time };
                 async move {
                     self.pace.wait(bytes).await;
                     (node, places, self.service.pulled_there(node, pulls, bytes).await)
                 }
             });
-            let asked: Vec<_> = futures::stream::iter(asked).buffer_unordered(AT_A_TIME).collect().await;
+            let asked: Vec<_> = futures::stream::iter(asked).buffer_unordered(messages_at_a_time).collect().await;
             for (node, places, copies) in asked {
                 for (place, copy) in places.into_iter().zip(copies) {
                     let Making { pull, missing, .. } = &mut makings[place];
@@ -364,8 +368,16 @@ impl Pace {
         Self { bytes_per_second, next: tokio::sync::Mutex::new(Instant::now()) }
     }
 
+    fn is_limited(&self) -> bool {
+        self.bytes_per_second > 0
+    }
+
+    fn message_bytes(&self) -> u64 {
+        if self.is_limited() { (self.bytes_per_second / LIMITED_SHARE).clamp(1, MESSAGE_BYTES) } else { MESSAGE_BYTES }
+    }
+
     async fn wait(&self, bytes: u64) {
-        if self.bytes_per_second == 0 {
+        if !self.is_limited() {
             return;
         }
         let mut next = self.next.lock().await;
