@@ -6,7 +6,7 @@ use std::time::Duration;
 use prost::Message;
 use tidepool_metadata::proto::ErrorDetail;
 use tidepool_metadata::{ErrorKind, KeyError};
-use tonic::{Code, Status};
+use tonic::{Code, Status, TimeoutExpired};
 
 /// Errors of the client. [`Error::kind`] says what to do next, [`Error::reason`] what happened, in words for machines.
 #[derive(Debug, thiserror::Error)]
@@ -128,15 +128,17 @@ impl Refusal {
         let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
         // A status made on this side, because no answer came, has its cause; one that came over the wire has none.
         let cause = status.source();
-        let words = std::iter::successors(cause, |&error| error.source()).last();
+        let causes = || std::iter::successors(cause, |&error| error.source());
+        let words = causes().last();
+        // tonic's own clock, which may be ahead of ours. A call whose connection closes is cancelled, too.
+        let is_late = causes().any(|cause| cause.is::<TimeoutExpired>());
         Self {
             code: status.code(),
             message: match words {
                 Some(words) if words.to_string() != status.message() => format!("{}: {words}", status.message()),
                 _ => status.message().to_owned(),
             },
-            // tonic's own clock, which may be ahead of ours, gives a cause too.
-            is_transport: cause.is_some() && detail.reason.is_empty() && status.code() != Code::Cancelled,
+            is_transport: cause.is_some() && detail.reason.is_empty() && !is_late,
             retry_after: (detail.retry_after_ms > 0).then(|| Duration::from_millis(detail.retry_after_ms.into())),
             reason: detail.reason,
             field: detail.field,
@@ -252,6 +254,8 @@ impl From<Status> for Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn status(code: Code, reason: &str, retry_after_ms: u32) -> Status {
@@ -277,6 +281,10 @@ mod tests {
     fn a_deadline_has_its_reason_whoever_noticed_it() {
         assert_eq!(Error::from(Status::deadline_exceeded("late")).reason(), "DEADLINE");
         assert_eq!(Error::from(Status::cancelled("Timeout expired")).reason(), "DEADLINE");
+        assert_eq!(Error::from(Status::from_error(Box::new(TimeoutExpired(())))).reason(), "DEADLINE");
+        let mut closed = Status::cancelled("operation was canceled: connection closed");
+        closed.set_source(Arc::new(std::io::Error::other("connection closed")));
+        assert_eq!(Error::from(closed).reason(), "UNREACHABLE", "as a call on a connection that a frozen node had");
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub(super) struct Load {
     failed: AtomicU64,
     /// Objects have copies enough that each read of what was acknowledged must succeed; how many did not.
     always_read: bool,
-    unread: AtomicU64,
+    unread: Mutex<Vec<String>>,
     stop: AtomicBool,
 }
 
@@ -89,7 +89,7 @@ impl Load {
             acknowledged: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             always_read,
-            unread: AtomicU64::new(0),
+            unread: Mutex::default(),
             stop: AtomicBool::new(false),
         })
     }
@@ -125,9 +125,9 @@ impl Load {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// Reads of standing objects that failed although they had another copy.
-    pub(super) fn unread(&self) -> u64 {
-        self.unread.load(Ordering::SeqCst)
+    /// Why reads of standing objects failed although they had another copy.
+    pub(super) fn unread(&self) -> Vec<String> {
+        self.unread.lock().clone()
     }
 
     /// From here on a node may be gone.
@@ -315,19 +315,27 @@ impl Load {
     }
 
     async fn get(&self, client: &Client, key: u64, options: GetOptions) -> bool {
+        self.try_get(client, key, options).await.is_ok()
+    }
+
+    async fn try_get(&self, client: &Client, key: u64, options: GetOptions) -> Result<(), tidepool_client::Error> {
         let (fresh, invoked) = (options.fresh, self.now());
-        let Ok(answer) = client.get_with(name(key), options).await else { return false };
+        let answer = client.get_with(name(key), options).await?;
         let found = answer.map_or(Found::Missing, |object| read(&object.value).map_or(Found::Damaged, Found::Value));
         let call = if fresh { Call::Get { found } } else { Call::GetRecent { found } };
         self.record(key, invoked, Some(self.now()), call);
-        true
+        Ok(())
     }
 
     /// Reads what is there, unless the other client has just removed it.
     async fn get_standing(&self, clients: &Clients, key: u64) {
         let client = if self.always_read { &clients.patient } else { &clients.reader };
-        if !self.get(client, key, GetOptions::default()).await && self.always_read {
-            self.unread.fetch_add(1, Ordering::SeqCst);
+        let invoked = self.now();
+        if let Err(error) = self.try_get(client, key, GetOptions::default()).await
+            && self.always_read
+        {
+            let (invoked, now) = (invoked.as_secs_f64(), self.now().as_secs_f64());
+            self.unread.lock().push(format!("{} at {invoked:.3} to {now:.3} s: {error}", name(key)));
         }
     }
 

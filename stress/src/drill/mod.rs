@@ -94,10 +94,12 @@ pub enum DrillError {
         count: u64,
     },
     /// A node that was gone was noticed.
-    #[error("{count} reads of objects with another copy failed")]
+    #[error("{count} reads of objects with another copy failed, the first of {first}")]
     Unavailable {
         /// How many.
-        count: u64,
+        count: usize,
+        /// The first one, and why.
+        first: String,
     },
     /// A refusal without a reason that says what is wrong.
     #[error("a put without a quorum was answered {said:?}")]
@@ -234,8 +236,8 @@ impl Drill {
         if scenario.copies != Copies::One {
             self.cluster.wait("all have two copies again", has_two_copies)?;
         }
-        if scenario.copies == Copies::Two && self.load.unread() > 0 {
-            return Err(DrillError::Unavailable { count: self.load.unread() });
+        if let Some(first) = self.load.unread().first() {
+            return Err(DrillError::Unavailable { count: self.load.unread().len(), first: first.clone() });
         }
         let clients = self.clients()?;
         let Some(runtime) = &self.runtime else { return Ok(()) };
