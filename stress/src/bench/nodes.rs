@@ -2,7 +2,7 @@
 //! limited repair, and how soon a node that was killed is back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use serde_json::json;
@@ -30,7 +30,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     let objects = if options.quick { 90 } else { 600 };
     let (mut figures, engine) = rates(options, objects)?;
     figures.push(limited(options, objects, engine)?);
-    figures.extend(comes_back(options)?);
+    figures.extend(comes_back(options).unwrap_or_else(|error| vec![Figure::failed("a killed node of three", &*error)]));
     Ok(figures)
 }
 
@@ -278,6 +278,9 @@ fn comes_back(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     let version = runtime.block_on(client.get(&hot))?.ok_or("the hot object is not there")?.info.version;
     let held = GetOptions { version, ..GetOptions::default() };
     drop(client);
+    let read = SystemTime::now();
+    let heat = cluster.data(victim).join("heat");
+    look("the heat list is written", || Ok((std::fs::metadata(&heat)?.modified()? > read).then_some(())))?;
     cluster.kill(victim)?;
     cluster.restart(victim)?;
     let client = connect(&cluster)?;
