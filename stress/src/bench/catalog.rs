@@ -10,7 +10,8 @@ use tokio::runtime::Runtime;
 
 use super::latency::{Latencies, Ping, synced_appends};
 use super::load::{fill, key, node, runtime};
-use super::{BenchOptions, Bound, Error, Figure, pairs};
+use super::pairs::median;
+use super::{BenchOptions, Bound, Error, Figure};
 use crate::cluster::Cluster;
 use crate::node_process::NodeProcess;
 
@@ -259,9 +260,4 @@ fn churn(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
         Figure::number("commands under churn, of each object", each(0), "", None)
             .remark("one command carries many items; demotion and promotion are none"),
     ])
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    pairs::quantile(values, 0.5)
 }

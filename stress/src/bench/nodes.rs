@@ -11,6 +11,8 @@ use tidepool_client::{Client, ClientSettings, Durability, GetOptions, PutOptions
 
 use super::latency::Latencies;
 use super::load::{self, runtime};
+use super::pairs::median;
+use super::replicas;
 use super::{BenchOptions, Bound, Error, Figure};
 use crate::cluster::Cluster;
 use crate::node_process::NodeProcess;
@@ -89,9 +91,7 @@ async fn read_all(client: &Client, objects: u64) -> Result<f64, Error> {
 
 /// Bytes that running nodes have had copied.
 fn copied(cluster: &Cluster) -> Result<u64, Error> {
-    let reports =
-        cluster.running().map(|(_, node)| Ok(node.admin("/v1/repair")?["copied_bytes"].as_u64().unwrap_or(0)));
-    reports.sum()
+    Ok(replicas::copied(cluster)?.1)
 }
 
 /// Looks until `value` is there.
@@ -131,11 +131,6 @@ fn is_settled(cluster: &Cluster, objects: u64) -> bool {
     cluster.are_all_up() && copies == 2 * (objects + SMALL)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn rates(options: &BenchOptions, objects: u64) -> Result<(Vec<Figure>, f64), Error> {
     let rounds = if options.quick { 1 } else { 5 };
     let runtime = runtime()?;
@@ -164,7 +159,7 @@ fn rates(options: &BenchOptions, objects: u64) -> Result<(Vec<Figure>, f64), Err
         cluster.restart(victim)?;
         cluster.wait("all is as it is to be", |cluster| is_settled(cluster, objects))?;
     }
-    let (engine, repair, drain) = (median(engine), median(repair), median(drain));
+    let [engine, repair, drain] = [engine, repair, drain].map(|mut rates| median(&mut rates));
     let ratio = |name: &str, rate: f64| {
         let remark = format!("{:.2} beside {:.2} GB/s, medians of {rounds}; 1 MiB objects", rate / 1e9, engine / 1e9);
         Figure::number(name, rate / engine, "", Some(Bound::AtLeast(0.7))).remark(remark)

@@ -153,6 +153,12 @@ pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * (place - below as f64)
 }
 
+/// The middle one, or the mean of the two in the middle; NaN of none.
+pub(super) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    quantile(values, 0.5)
+}
+
 /// User and system time of this process and of `processes`, in seconds.
 #[must_use]
 pub fn cpu_seconds(processes: &[u32]) -> f64 {

@@ -211,7 +211,7 @@ async fn read(client: Client, seen: Arc<Seen>, reader: u64) {
 }
 
 /// Copies that running nodes have had made, and their bytes.
-fn copied(cluster: &Cluster) -> Result<(u64, u64), Error> {
+pub(super) fn copied(cluster: &Cluster) -> Result<(u64, u64), Error> {
     let mut sum = (0, 0);
     for (_, node) in cluster.running() {
         let report = node.admin("/v1/repair")?;

@@ -78,11 +78,7 @@ impl NodeService {
         let task = tokio::spawn(async move {
             let deadline = Instant::now() + pull_time(pulls.iter().map(|pull| pull.length).sum());
             let copies = stream::iter(pulls).map(|pull| service.get_copy(pull, deadline)).buffered(at_a_time);
-            let copies: Vec<_> = copies.collect().await;
-            if copies.iter().any(Result::is_ok) {
-                return service.add(copies).await;
-            }
-            copies.into_iter().map(|copy| copy.and(Err(error::unexpected("a copy")))).collect()
+            service.add(copies.collect().await).await
         });
         task.await.map_err(|_panic| error::unexpected("copies"))
     }
@@ -156,6 +152,9 @@ impl NodeService {
     /// Makes sealed copies count, by one command.
     async fn add(&self, copies: Vec<Result<Copied, Error>>) -> Vec<Result<ReplicaId, Error>> {
         let names: Vec<ReplicaName> = copies.iter().flatten().map(|copied| copied.name.clone()).collect();
+        if names.is_empty() {
+            return copies.into_iter().map(|copy| copy.map(|copied| copied.name.replica)).collect();
+        }
         let items: Vec<AddReplicaItem> = copies.iter().flatten().map(Copied::item).collect();
         let proposed = async { self.catalog().await?.propose(Command::AddReplicas(items)).await };
         let failure = match proposed.await {
