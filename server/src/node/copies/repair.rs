@@ -214,7 +214,8 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
         pause = if done() > before || is_news { AGAIN_AFTER } else { (pause * 2).min(SWEEP_AFTER) };
         repairs.sweeping.store(false, Ordering::Relaxed);
         swept = Some((view, awaited));
-        due = Instant::now() + if is_quiet { SWEEP_AFTER } else { pause };
+        // After news others act too: a copy that one of them makes when this sweep has passed by may be one too many here.
+        due = Instant::now() + if is_quiet && !is_news { SWEEP_AFTER } else { pause };
     }
 }
 
@@ -237,7 +238,8 @@ impl Sweep<'_> {
                 return false;
             }
             let held = store.held(ids);
-            is_quiet &= !self.is_draining || held.is_empty();
+            // What is not complete here yet, after a restart or of a put under way, is not judged yet.
+            is_quiet &= held.len() == ids.len() && (!self.is_draining || held.is_empty());
             repairs.examined.fetch_add(held.len() as u64, Ordering::Relaxed);
             let mut tenants: HashMap<TenantId, Vec<(ReplicaName, bool)>> = HashMap::new();
             for (name, is_read) in held {
