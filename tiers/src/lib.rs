@@ -8,11 +8,11 @@
 pub mod device;
 pub mod error;
 pub mod eviction;
-pub mod io;
 pub mod memory;
 pub mod nvme;
 pub mod store;
 
 pub use error::StoreError;
 pub use store::{StoreConfig, TieredStore};
+pub use tidepool_io as io;
 pub use tidepool_metadata::TierKind;

@@ -5,7 +5,7 @@ use std::io;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use crate::io::{Completion, IoMemory, IoRequest, OnCompletion, Operation};
+use crate::{Completion, IoMemory, IoRequest, OnCompletion, Operation};
 
 /// The file's number in both rings.
 const FILE: Fixed = Fixed(0);
@@ -44,12 +44,7 @@ impl Flight {
         if self.operation == Operation::Sync {
             return opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build();
         }
-        self.vectors = self
-            .memory
-            .slices_mut(self.transferred)
-            .iter_mut()
-            .map(|slice| libc::iovec { iov_base: slice.as_mut_ptr().cast(), iov_len: slice.len() })
-            .collect();
+        self.vectors = self.memory.vectors(self.transferred).into();
         let vectors = (self.vectors.as_ptr(), u32::try_from(self.vectors.len()).unwrap_or(u32::MAX));
         match (self.operation, self.memory.registered(), &*self.vectors) {
             (Operation::Write, Some(index), [one]) => {

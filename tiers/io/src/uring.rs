@@ -30,7 +30,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use self::flight::{Flight, Flights, Landed};
 use self::task_ring::TaskRing;
-use super::{Allocation, BoxFuture, Completion, EngineKind, IoEngine, IoRequest};
+use crate::{Allocation, BoxFuture, Completion, EngineKind, IoEngine, IoRequest};
 
 const WAKE: u64 = u64::MAX;
 /// How long the thread looks for another request before it sleeps, when the last one has just finished: about what
@@ -56,10 +56,10 @@ impl Shared {
     }
 }
 
-/// One ring and its thread, and one ring for tasks.
+/// One ring and its thread, and one ring for tasks unless there are none.
 pub struct UringEngine {
     shared: Arc<Shared>,
-    tasks: Arc<TaskRing>,
+    tasks: Option<Arc<TaskRing>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -69,7 +69,17 @@ impl UringEngine {
     /// # Errors
     /// io_uring is missing (ENOSYS), forbidden (EPERM), or there is not enough lockable memory (ENOMEM).
     pub fn start(file: File, buffers: &[Arc<Allocation>], queue_depth: u32) -> io::Result<Self> {
-        let tasks = Arc::new(TaskRing::new(file.try_clone()?, queue_depth.max(1))?);
+        let tasks = TaskRing::new(file.try_clone()?, queue_depth.max(1))?;
+        let mut engine = Self::without_tasks(file, buffers, queue_depth)?;
+        engine.tasks = Some(Arc::new(tasks));
+        Ok(engine)
+    }
+
+    /// The same for a program whose threads block: reads of tasks go the same way as all others.
+    ///
+    /// # Errors
+    /// As [`UringEngine::start`].
+    pub fn without_tasks(file: File, buffers: &[Arc<Allocation>], queue_depth: u32) -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
@@ -80,7 +90,7 @@ impl UringEngine {
         });
         let (sender, receiver) = mpsc::sync_channel(1);
         let (thread_shared, buffers) = (Arc::clone(&shared), buffers.to_vec());
-        let thread = thread::Builder::new().name("nvme-uring".into()).spawn(move || {
+        let thread = thread::Builder::new().name("tidepool-uring".into()).spawn(move || {
             // A single issuer must make the ring on its own thread.
             match Driver::new(thread_shared, file, buffers, queue_depth.max(1)) {
                 Ok(driver) => {
@@ -91,7 +101,7 @@ impl UringEngine {
             }
         })?;
         receiver.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))??;
-        Ok(Self { shared, tasks, thread: Some(thread) })
+        Ok(Self { shared, tasks: None, thread: Some(thread) })
     }
 }
 
@@ -107,19 +117,28 @@ impl IoEngine for UringEngine {
     }
 
     fn submit_from_task(&self, request: IoRequest) {
-        if let Err(request) = self.tasks.submit(request) {
+        let refused = match &self.tasks {
+            Some(tasks) => tasks.submit(request).err(),
+            None => Some(request),
+        };
+        if let Some(request) = refused {
             self.submit(request);
         }
     }
 
     fn drive(&self) -> BoxFuture<'static, ()> {
-        Box::pin(Arc::clone(&self.tasks).drive())
+        match &self.tasks {
+            Some(tasks) => Box::pin(Arc::clone(tasks).drive()),
+            None => Box::pin(std::future::ready(())),
+        }
     }
 }
 
 impl Drop for UringEngine {
     fn drop(&mut self) {
-        self.tasks.close();
+        if let Some(tasks) = &self.tasks {
+            tasks.close();
+        }
         self.shared.closed.store(true, Ordering::SeqCst);
         self.shared.ring_bell();
         if let Some(thread) = self.thread.take()

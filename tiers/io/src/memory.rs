@@ -4,14 +4,13 @@
 //! its range of an allocation; blocks split but never overlap, so one part can be on its way to the disk while
 //! another is being filled. `lent` counts the blocks of an allocation; it can be lent whole again only at zero.
 //!
-//! Unsafe here: blocks give slices of raw memory (exclusive by the rule above), and a [`Landing`] is kept as a raw
+//! Unsafe here: blocks give slices of raw memory (exclusive by the rule above); a [`Landing`] is kept as a raw
 //! pointer while the kernel writes through pointers derived from it, since moving a `Box` would assert that it is
-//! the only way to its content.
+//! the only way to its content; memory [`Outside`] is only ever a range for the kernel, never a slice.
 #![expect(unsafe_code, reason = "owns raw page-aligned memory and lends it out in disjoint blocks")]
 
 use std::alloc::{self, Layout};
 use std::any::Any;
-use std::io::{IoSlice, IoSliceMut};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -110,11 +109,11 @@ impl Allocation {
         self.length
     }
 
-    pub(super) fn base(&self) -> NonNull<u8> {
+    pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    pub(super) fn set_registered(&self, index: usize) {
+    pub(crate) fn set_registered(&self, index: usize) {
         self.registered.store(index + 1, Ordering::Release);
     }
 }
@@ -183,7 +182,7 @@ impl Block {
     }
 
     /// Registered number of the memory, if it has one.
-    pub(super) fn registered(&self) -> Option<u16> {
+    pub(crate) fn registered(&self) -> Option<u16> {
         let index = self.allocation.registered.load(Ordering::Acquire).checked_sub(1)?;
         u16::try_from(index).ok()
     }
@@ -256,16 +255,30 @@ impl Drop for HeldLanding {
     }
 }
 
+/// Memory of someone else that is read and filled in place, and that others may read and write meanwhile: it is never
+/// seen through references.
+///
+/// # Safety
+/// [`Outside::range`] always gives the same range, which can be read, and written if an operation that fills memory is to
+/// have it, until this is dropped.
+pub unsafe trait Outside: Send {
+    /// Where it begins, and its bytes.
+    fn range(&self) -> (NonNull<u8>, usize);
+}
+
 enum Part {
     Block(Block),
     Landing(HeldLanding, usize),
+    Outside(Box<dyn Outside>),
 }
 
 impl Part {
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    fn range(&mut self) -> (NonNull<u8>, usize) {
+        let of_slice = |bytes: &mut [u8]| (NonNull::from(&mut *bytes).cast(), bytes.len());
         match self {
-            Self::Block(block) => block,
-            Self::Landing(landing, length) => &mut landing.get().spare()[..*length],
+            Self::Block(block) => of_slice(block),
+            Self::Landing(landing, length) => of_slice(&mut landing.get().spare()[..*length]),
+            Self::Outside(outside) => outside.range(),
         }
     }
 }
@@ -309,9 +322,15 @@ impl IoMemory {
         Self { parts }
     }
 
+    /// Someone else's memory.
+    #[must_use]
+    pub fn outside(memory: Box<dyn Outside>) -> Self {
+        Self { parts: vec![Part::Outside(memory)] }
+    }
+
     /// Length of all parts in bytes.
     pub fn length(&mut self) -> usize {
-        self.parts.iter_mut().map(|part| part.bytes_mut().len()).sum()
+        self.parts.iter_mut().map(|part| part.range().1).sum()
     }
 
     /// The blocks, in order.
@@ -328,35 +347,61 @@ impl IoMemory {
             match part {
                 Part::Block(block) => blocks.push(block),
                 Part::Landing(held, _) => landing = Some(held.into_box()),
+                Part::Outside(_) => {}
             }
         }
         (blocks, landing)
     }
 
-    /// The parts behind the first `skip` bytes, to read from.
-    pub(super) fn slices(&mut self, skip: usize) -> Vec<IoSlice<'_>> {
-        self.rest(skip).map(|bytes| IoSlice::new(bytes)).collect()
+    /// The parts behind the first `skip` bytes, for the kernel to read or fill; valid while `self` is neither moved from
+    /// nor dropped.
+    pub(crate) fn vectors(&mut self, skip: usize) -> Vec<libc::iovec> {
+        let vector =
+            |(base, length): (NonNull<u8>, usize)| libc::iovec { iov_base: base.as_ptr().cast(), iov_len: length };
+        self.rest(skip).map(vector).collect()
     }
 
-    /// The parts behind the first `skip` bytes, to fill.
-    pub(super) fn slices_mut(&mut self, skip: usize) -> Vec<IoSliceMut<'_>> {
-        self.rest(skip).map(IoSliceMut::new).collect()
+    /// Copies all bytes out.
+    #[cfg(any(test, feature = "faults"))]
+    pub(crate) fn bytes(&mut self) -> Vec<u8> {
+        let mut bytes = vec![0; self.length()];
+        let mut position = 0;
+        for (base, length) in self.rest(0) {
+            let target = &mut bytes[position..position + length];
+            // SAFETY: a part's range can be read (`Part::range`), and `target` is as long and our own.
+            unsafe { ptr::copy(base.as_ptr(), target.as_mut_ptr(), length) };
+            position += length;
+        }
+        bytes
+    }
+
+    /// Fills all parts from `bytes`, which are as many.
+    #[cfg(any(test, feature = "faults"))]
+    pub(crate) fn fill(&mut self, bytes: &[u8]) {
+        let mut position = 0;
+        for (base, length) in self.rest(0) {
+            let source = &bytes[position..position + length];
+            // SAFETY: whoever has memory filled gives ranges that can be written (`Part::range`); `source` is as long.
+            unsafe { ptr::copy(source.as_ptr(), base.as_ptr(), length) };
+            position += length;
+        }
     }
 
     /// If all the memory is one registered block: its registered number.
-    pub(super) fn registered(&self) -> Option<u16> {
+    pub(crate) fn registered(&self) -> Option<u16> {
         match self.parts.as_slice() {
             [Part::Block(block)] => block.registered(),
             _ => None,
         }
     }
 
-    fn rest(&mut self, mut skip: usize) -> impl Iterator<Item = &mut [u8]> {
+    fn rest(&mut self, mut skip: usize) -> impl Iterator<Item = (NonNull<u8>, usize)> {
         self.parts.iter_mut().filter_map(move |part| {
-            let bytes = part.bytes_mut();
-            let here = skip.min(bytes.len());
+            let (base, length) = part.range();
+            let here = skip.min(length);
             skip -= here;
-            (here < bytes.len()).then(|| &mut bytes[here..])
+            // SAFETY: `here < length` where it is used, so the sum stays in the part's range.
+            (here < length).then(|| (unsafe { base.add(here) }, length - here))
         })
     }
 }

@@ -1,17 +1,18 @@
 //! I/O by `preadv` and `pwritev` on a pool of threads, for machines where io_uring is missing or forbidden.
 //!
 //! Shutdown: dropping the engine finishes what was submitted, then ends the threads.
+#![expect(unsafe_code, reason = "hands an operation's memory to the kernel for the length of a call")]
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::io::{preadv, pwritev};
 
-use super::{Completion, EngineKind, IoEngine, IoMemory, IoRequest, Operation};
+use crate::{Completion, EngineKind, IoEngine, IoMemory, IoRequest, Operation};
 
 /// More threads than this gain nothing on one device and cost stack and switches.
 const MAX_THREADS: u32 = 32;
@@ -44,7 +45,7 @@ impl BlockingEngine {
         let mut engine = Self { shared, threads: Vec::new() };
         for number in 0..queue_depth.clamp(1, MAX_THREADS) {
             let shared = Arc::clone(&engine.shared);
-            let thread = thread::Builder::new().name(format!("nvme-io-{number}")).spawn(move || shared.work());
+            let thread = thread::Builder::new().name(format!("tidepool-io-{number}")).spawn(move || shared.work());
             match thread {
                 Ok(thread) => engine.threads.push(thread),
                 Err(error) if engine.threads.is_empty() => return Err(error),
@@ -108,18 +109,26 @@ fn perform(file: &File, operation: Operation, offset: u64, memory: &mut IoMemory
     }
     let (mut done, length) = (0, memory.length());
     while done < length {
-        let position = offset + done as u64;
-        let count = match operation {
-            Operation::Read => preadv(file, &mut memory.slices_mut(done), position),
-            _ => pwritev(file, &memory.slices(done), position),
-        };
-        match count {
+        match transfer(file, operation, offset + done as u64, &memory.vectors(done)) {
             Ok(0) if operation == Operation::Read => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => done += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(())
+}
+
+/// One system call over the ranges of an operation's memory, which the caller keeps.
+fn transfer(file: &File, operation: Operation, offset: u64, vectors: &[libc::iovec]) -> io::Result<usize> {
+    let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let (file, start, count) = (file.as_raw_fd(), vectors.as_ptr(), vectors.len() as i32);
+    let moved = match operation {
+        // SAFETY: the ranges lie in memory that the operation owns and that a read may fill, and stay there for the call.
+        Operation::Read => unsafe { libc::preadv64(file, start, count, offset) },
+        // SAFETY: the same; the kernel only reads them.
+        _ => unsafe { libc::pwritev64(file, start, count, offset) },
+    };
+    usize::try_from(moved).map_err(|_| io::Error::last_os_error())
 }

@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::io::{Block, IoMemory, Operation, PAGE_BYTES};
+use crate::{Block, IoMemory, Operation, PAGE_BYTES};
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -217,11 +217,11 @@ fn more_reads_than_the_ring_holds_all_complete() {
 fn a_broken_ring_leaks_what_is_under_way_and_takes_nothing_more() {
     let Some((engine, mut device)) = engine_on_pipe() else { return };
     let allocations = [Allocation::new(PAGE_BYTES), Allocation::new(PAGE_BYTES)];
-    let _driven = engine.tasks.drive_by_hand();
+    let _driven = engine.tasks.as_ref().unwrap().drive_by_hand();
     let (request, first) = read_page(0, allocations[0].lend().unwrap());
     engine.submit_from_task(request);
     assert_eq!(first.try_recv().unwrap_err(), TryRecvError::Empty);
-    engine.tasks.break_ring();
+    engine.tasks.as_ref().unwrap().break_ring();
     let (request, second) = read_page(0, allocations[1].lend().unwrap());
     engine.submit_from_task(request);
     assert!(first.recv().unwrap().is_err() && second.recv().unwrap().is_err());

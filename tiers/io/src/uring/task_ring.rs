@@ -28,7 +28,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::flight::{Flight, Flights, Landed};
-use crate::io::IoRequest;
+use crate::IoRequest;
 
 /// Who drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

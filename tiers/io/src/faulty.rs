@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Completion, EngineKind, IoEngine, IoMemory, IoRequest, Operation};
+use crate::{Completion, EngineKind, IoEngine, IoMemory, IoRequest, Operation};
 
 const SECTOR_BYTES: usize = 512;
 
@@ -175,15 +175,10 @@ impl State {
                 }
             }
             Operation::Read => {
-                let mut position = start;
-                for mut slice in memory.slices_mut(0) {
-                    let next = position + slice.len();
-                    slice.copy_from_slice(&self.live[position..next]);
-                    position = next;
-                }
+                memory.fill(&self.live[start..end]);
             }
             Operation::Write => {
-                let bytes = memory.slices(0).iter().map(|slice| &**slice).collect::<Vec<_>>().concat();
+                let bytes = memory.bytes();
                 self.live[start..end].copy_from_slice(&bytes);
                 self.unsynced.push((start, bytes));
             }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 pub use blocking::BlockingEngine;
-pub use memory::{Allocation, Block, BufferPool, HUGE_PAGE_BYTES, IoMemory, Landing, PAGE_BYTES};
+pub use memory::{Allocation, Block, BufferPool, HUGE_PAGE_BYTES, IoMemory, Landing, Outside, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 pub use uring::UringEngine;
 
@@ -152,6 +152,17 @@ pub enum EngineChoice {
     IoUring,
     /// Blocking.
     Blocking,
+}
+
+/// Starts an engine on `file` for a program without a runtime; io_uring if the machine lets us, else blocking, and why.
+///
+/// # Errors
+/// No thread could be started.
+pub fn start_threaded(file: File, queue_depth: u32) -> io::Result<(Arc<dyn IoEngine>, Option<io::Error>)> {
+    match UringEngine::without_tasks(file.try_clone()?, &[], queue_depth) {
+        Ok(engine) => Ok((Arc::new(engine), None)),
+        Err(reason) => Ok((Arc::new(BlockingEngine::start(file, queue_depth)?), Some(reason))),
+    }
 }
 
 /// Starts an engine on `file`; `buffers` are registered where the engine can do that.
