@@ -97,6 +97,8 @@ pub(crate) fn of_transfer(py: Python<'_>, error: &TransferError) -> PyErr {
         TransferError::UnknownSegment(_) | TransferError::UnknownPeer(_) => "STALE_HANDLE",
         TransferError::Slice { .. } => "BAD_RANGE",
         TransferError::NoRight { .. } => "NO_RIGHT",
+        TransferError::NotMemory { .. } => "NOT_MEMORY",
+        TransferError::NoSegment { .. } => "NO_SEGMENT",
         TransferError::NoWay { .. } => "NO_WAY",
         TransferError::Full { .. } => "OVERLOADED",
         TransferError::Length { .. } => "BAD_LENGTH",
@@ -137,6 +139,8 @@ pub(crate) fn failure_name(failure: Failure) -> &'static str {
         Failure::Overloaded => "OVERLOADED",
         Failure::Closed => "CLOSED",
         Failure::System => "SYSTEM",
+        Failure::Truncated => "TRUNCATED",
+        Failure::Storage => "STORAGE",
     }
 }
 

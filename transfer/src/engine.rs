@@ -1,16 +1,19 @@
 //! The engine: what a program registers, opens, submits, asks and answers.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
+use tidepool_io::IoEngine;
 
 use crate::batch::{Batch, BatchState, Group, Outcome, Piece};
 use crate::error::{Failure, TransferError};
 use crate::exchange::Answer;
+use crate::file::SegmentFile;
 use crate::memory::Memory;
 use crate::message::{self, Handler, Reply};
 use crate::notify::Notifications;
@@ -19,15 +22,15 @@ use crate::pool::Pool;
 use crate::prober::Prober;
 use crate::rails::RailStatus;
 use crate::rdma::Rdma;
-use crate::region::{RegionUse, Regions};
+use crate::region::{Backing, RegionUse, Regions};
 use crate::schedule::Priority;
-use crate::serve::{Context, ServedCounters, Server};
+use crate::serve::{Context, ServedCounters, Server, Staging};
 use crate::settings::Settings;
 use crate::shm::Board;
 use crate::slice::{AccessRights, Direction, PeerId, RegionId, RegionKey, Request, SegmentId, check_range};
 use crate::slots::Slots;
 use crate::stream::{self, ConnectError};
-use crate::transport::{Limits, TransportKind};
+use crate::transport::{Limits, Registration, TransportKind};
 use crate::wire::{self, Greeting, Purpose, SegmentInfo, VERSION};
 
 /// After a region's users were stopped, they get this long to let go of it.
@@ -76,7 +79,7 @@ pub struct RegionTicket {
 impl From<RegionTicket> for SegmentInfo {
     fn from(ticket: RegionTicket) -> Self {
         let RegionTicket { region, key, length, rights } = ticket;
-        Self { region, key, length, rights }
+        Self { region, key, length, rights, is_file: false }
     }
 }
 
@@ -146,6 +149,7 @@ impl Engine {
             handler: RwLock::new(None),
             retired: Arc::new(Board::new(settings.regions).map_err(TransferError::system("make the board"))?),
             served: ServedCounters::default(),
+            staging: Staging::default(),
         });
         let server = Server::start(Arc::clone(&context))?;
         let copiers = std::thread::available_parallelism().map_or(1, usize::from);
@@ -182,23 +186,49 @@ impl Engine {
         name: Option<&str>,
     ) -> Result<RegionTicket, TransferError> {
         self.0.check_open()?;
-        let within = |what, length: u64, maximum| match length {
-            length if (1..=maximum).contains(&length) => Ok(()),
-            length => Err(TransferError::Length { what, length, minimum: 1, maximum }),
-        };
-        within("region", memory.len(), isize::MAX as u64)?;
-        name.map_or(Ok(()), |name| within("name", name.len() as u64, wire::NAME_MAX as u64))?;
         let registrations = self.0.context.devices.iter().map(|device| {
             let registered = device.register(memory, rights);
             registered
                 .inspect_err(|error| tracing::info!(device = device.name(), %error, "memory is not registered"))
                 .ok()
         });
-        let region = self.0.context.regions.register(memory.clone(), registrations.collect(), rights, name)?;
-        if rights != AccessRights::LOCAL {
-            self.0.context.retired.publish(region.id);
-        }
-        Ok(RegionTicket { region: region.id, key: region.key, length: region.memory.len(), rights })
+        self.0.register(Backing::Memory(memory.clone()), registrations.collect(), rights, name)
+    }
+
+    /// Registers a file, as long as it is now: peers may read and write its bytes as far as the rights go. Those on this
+    /// host, and of this user, are passed its descriptor and do that themselves ([`TransportKind::File`]): they could read all
+    /// of the file, and change its length if they may write it. Others ask this engine, by TCP.
+    ///
+    /// A file that is truncated after that fails requests with [`Failure::Truncated`], for good; a disk that fails or is full
+    /// gives [`Failure::Storage`]. Unlinking changes nothing. What is written is in the system's hands, not on the disk:
+    /// whoever needs that syncs the file.
+    ///
+    /// # Errors
+    /// `NoSegment`: it is no regular file, open for appending or for direct I/O, or not open for what the rights say.
+    /// `Length` (no bytes, or a name of none or more than 255), `NameTaken`, `Full`, `System`.
+    pub fn register_file(
+        &self,
+        file: File,
+        rights: AccessRights,
+        name: Option<&str>,
+    ) -> Result<RegionTicket, TransferError> {
+        let file = SegmentFile::new(file, rights)?;
+        self.0.register(Backing::File(Arc::new(file)), Box::default(), rights, name)
+    }
+
+    /// The same for `length` bytes of a file, or whatever else, that an I/O engine of the caller's has open for reading and
+    /// writing. It takes requests of any place and length. All peers ask by TCP.
+    ///
+    /// # Errors
+    /// `Length`, `NameTaken`, `Full`.
+    pub fn register_disk(
+        &self,
+        disk: Arc<dyn IoEngine>,
+        length: u64,
+        rights: AccessRights,
+        name: Option<&str>,
+    ) -> Result<RegionTicket, TransferError> {
+        self.0.register(Backing::File(Arc::new(SegmentFile::on(disk, length))), Box::default(), rights, name)
     }
 
     /// Withdraws a region. Its id and key are stale at once; then what uses it is waited for until `deadline`, and
@@ -502,6 +532,27 @@ impl Post {
 }
 
 impl Inner {
+    fn register(
+        &self,
+        backing: Backing,
+        registrations: Box<[Option<Box<dyn Registration>>]>,
+        rights: AccessRights,
+        name: Option<&str>,
+    ) -> Result<RegionTicket, TransferError> {
+        self.check_open()?;
+        let within = |what, length: u64, maximum| match length {
+            length if (1..=maximum).contains(&length) => Ok(()),
+            length => Err(TransferError::Length { what, length, minimum: 1, maximum }),
+        };
+        within("region", backing.length(), isize::MAX as u64)?;
+        name.map_or(Ok(()), |name| within("name", name.len() as u64, wire::NAME_MAX as u64))?;
+        let region = self.context.regions.register(backing, registrations, rights, name)?;
+        if rights != AccessRights::LOCAL {
+            self.context.retired.publish(region.id);
+        }
+        Ok(RegionTicket { region: region.id, key: region.key, length: region.length(), rights })
+    }
+
     fn check_open(&self) -> Result<(), TransferError> {
         if self.closed.load(Ordering::Acquire) { Err(TransferError::Closed) } else { Ok(()) }
     }
@@ -646,7 +697,7 @@ impl Plan<'_> {
     fn add(&mut self, index: usize, request: &Request, kind: Option<TransportKind>) -> Result<(), TransferError> {
         let of_slice = |source| TransferError::Slice { request: index, source };
         let region = self.region(request.local.region)?;
-        let memory = &self.uses[region].region().memory;
+        let memory = self.uses[region].region().memory().ok_or(TransferError::NotMemory { request: index })?;
         request.local.check(memory.len()).map_err(of_slice)?;
         let is_read = request.direction == Direction::Read;
         if is_read && !memory.is_writable() {

@@ -68,10 +68,16 @@ pub enum Failure {
     /// This system refused a call that the transfer needs.
     #[error("system call failed")]
     System = 15,
+    /// The peer's file has become shorter than its region.
+    #[error("peer's file was truncated")]
+    Truncated = 16,
+    /// The peer's file could not be read or written: a failed or full disk.
+    #[error("peer's file could not be read or written")]
+    Storage = 17,
 }
 
 impl Failure {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 17] = [
         Self::Cancelled,
         Self::DeadlinePassed,
         Self::Unreachable,
@@ -87,6 +93,8 @@ impl Failure {
         Self::Overloaded,
         Self::Closed,
         Self::System,
+        Self::Truncated,
+        Self::Storage,
     ];
 
     /// By its number on the wire and in a batch's state.
@@ -100,7 +108,7 @@ impl Failure {
         match self {
             Self::Cancelled | Self::DeadlinePassed | Self::Closed => Kind::Stop,
             Self::ConnectionLost | Self::Overloaded | Self::System => Kind::Retry,
-            Self::Unreachable | Self::Silent => Kind::OtherReplica,
+            Self::Unreachable | Self::Silent | Self::Truncated | Self::Storage => Kind::OtherReplica,
             Self::Restarted | Self::NoRegion => Kind::OpenAgain,
             Self::NoRight | Self::OutOfRange | Self::Protocol | Self::Version | Self::Unauthorized => Kind::Fix,
         }
@@ -154,6 +162,18 @@ pub enum TransferError {
     NoWay {
         /// Its place in the batch.
         request: usize,
+    },
+    /// The local slice of request `request` lies in a registered file: transfers go to and from memory.
+    #[error("request {request}: its local slice lies in a file")]
+    NotMemory {
+        /// Its place in the batch.
+        request: usize,
+    },
+    /// A file that can't be a segment.
+    #[error("file can't be a segment: {reason}")]
+    NoSegment {
+        /// Why not.
+        reason: &'static str,
     },
     /// More of something than the engine's bound; ended ones make room.
     #[error("{what}: the bound of {limit} is reached")]
@@ -241,6 +261,8 @@ impl TransferError {
             Self::UnknownRegion(_)
             | Self::Slice { .. }
             | Self::NoRight { .. }
+            | Self::NotMemory { .. }
+            | Self::NoSegment { .. }
             | Self::Length { .. }
             | Self::NameTaken(_)
             | Self::Certificate { .. }
@@ -260,6 +282,6 @@ mod tests {
             assert_eq!(Failure::from_code(failure as u8), Some(failure));
         }
         assert_eq!(Failure::from_code(0), None);
-        assert_eq!(Failure::from_code(16), None);
+        assert_eq!(Failure::from_code(18), None);
     }
 }

@@ -22,6 +22,7 @@ mod error;
 mod exchange;
 #[cfg(feature = "faults")]
 mod faulty;
+mod file;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handover;

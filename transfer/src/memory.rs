@@ -273,6 +273,16 @@ impl Memory {
         Ok(())
     }
 
+    /// A range for an I/O engine, which keeps the memory as long as the system uses it. Only memory that is writable may be
+    /// filled by that.
+    ///
+    /// # Errors
+    /// [`SliceError::OutOfRange`].
+    pub(crate) fn range(&self, offset: u64, length: u64) -> Result<MemoryRange, SliceError> {
+        self.address(offset, length)?;
+        Ok(MemoryRange { memory: self.clone(), offset, length })
+    }
+
     /// Reads an aligned word that others may be storing. 0 outside.
     pub(crate) fn load_word(&self, index: usize) -> u64 {
         let Ok(address) = self.address(index as u64 * 8, 8) else { return 0 };
@@ -295,6 +305,22 @@ impl Memory {
         check_range(offset, length, self.len())?;
         // SAFETY: `offset <= length of the memory`, so the sum stays in the same allocation or one past its end.
         Ok(unsafe { self.0.base.as_ptr().add(offset as usize) })
+    }
+}
+
+/// A part of a memory, which lives as long as this.
+pub(crate) struct MemoryRange {
+    memory: Memory,
+    offset: u64,
+    length: u64,
+}
+
+// SAFETY: the range was checked when it was made and lies in memory that `memory` keeps at its place; whoever has it
+// filled saw to it that it is writable (`Memory::range`).
+unsafe impl tidepool_io::Outside for MemoryRange {
+    fn range(&self) -> (NonNull<u8>, usize) {
+        // SAFETY: `offset <= length of the memory`, so the sum stays in the same allocation or one past its end.
+        (unsafe { self.memory.0.base.add(self.offset as usize) }, self.length as usize)
     }
 }
 

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use crate::control::Control;
 use crate::error::Failure;
 use crate::exchange::Exchanges;
+use crate::file::{FileLink, SegmentFile};
 use crate::memory::Memory;
 use crate::pool::Pool;
 use crate::prober::Prober;
 use crate::rails::Rails;
 use crate::rdma::{Rdma, RemoteKeys};
-use crate::region::RemoteAccess;
+use crate::region::{Backing, RemoteAccess};
 use crate::settings::Settings;
 use crate::shm::ShmLink;
 use crate::shm::discover::Neighbour;
@@ -51,6 +52,8 @@ pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
     /// Its bytes, if they are mapped.
     pub(crate) mapping: Option<Memory>,
+    /// Its file, if it is one that was passed.
+    pub(crate) file: Option<Arc<SegmentFile>>,
     /// What RDMA devices have to know to use it.
     #[cfg_attr(not(feature = "rdma"), expect(dead_code, reason = "for RDMA devices only"))]
     pub(crate) rdma_keys: RemoteKeys,
@@ -109,6 +112,7 @@ impl Peer {
         let mut links: Vec<Arc<dyn Link>> = Vec::new();
         if let Some(neighbour) = &neighbour {
             links.push(Arc::new(ShmLink::new(Arc::clone(neighbour), Arc::clone(copiers))));
+            links.push(Arc::new(FileLink::new(Arc::clone(neighbour))));
         }
         let (over_rdma, maybe_over_rdma) = rdma.links(address, greeting, welcome.instance, settings, attempt);
         links.extend(over_rdma);
@@ -169,11 +173,16 @@ impl Peer {
     /// A region whose description came another way.
     pub(crate) fn segment(self: &Arc<Self>, info: SegmentInfo, deadline: Instant) -> Segment {
         let neighbour = self.neighbour.as_ref().filter(|_| info.rights != AccessRights::LOCAL);
-        let mapping = neighbour.and_then(|neighbour| {
-            let mapped = neighbour.map(&info, deadline);
-            mapped.inspect_err(|error| tracing::debug!(?error, "segment can't be mapped: using TCP")).ok()
+        let passed = neighbour.and_then(|neighbour| {
+            let passed = neighbour.map(&info, deadline);
+            passed.inspect_err(|error| tracing::debug!(?error, "segment can't be mapped: using TCP")).ok()
         });
-        Segment { peer: Arc::clone(self), info, mapping, rdma_keys: self.rdma_keys(&info, deadline) }
+        let (mapping, file) = match passed {
+            Some(Backing::Memory(mapping)) => (Some(mapping), None),
+            Some(Backing::File(file)) => (None, Some(file)),
+            None => (None, None),
+        };
+        Segment { peer: Arc::clone(self), info, mapping, file, rdma_keys: self.rdma_keys(&info, deadline) }
     }
 
     /// Asks for the keys of a region, if there are devices to use them.

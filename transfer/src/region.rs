@@ -11,6 +11,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::error::{Failure, TransferError};
+use crate::file::SegmentFile;
 use crate::memory::Memory;
 use crate::slice::{AccessRights, Direction, RegionId, RegionKey, check_range};
 use crate::slots::Slots;
@@ -19,14 +20,21 @@ use crate::transport::Registration;
 /// A region was withdrawn when this bit of its uses is set.
 const WITHDRAWN: u64 = 1 << 63;
 
+/// Where a region's bytes lie.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    Memory(Memory),
+    File(Arc<SegmentFile>),
+}
+
 /// A registered region.
 pub(crate) struct Region {
     pub(crate) id: RegionId,
     pub(crate) key: RegionKey,
     pub(crate) rights: AccessRights,
-    /// One for each device of the engine; dropped before the memory.
+    /// One for each device of the engine, none for files; dropped before the memory.
     registrations: Box<[Option<Box<dyn Registration>>]>,
-    pub(crate) memory: Memory,
+    backing: Backing,
     name: Option<String>,
     uses: AtomicU64,
     idle: Mutex<()>,
@@ -61,6 +69,15 @@ impl Drop for RegionUse {
     }
 }
 
+impl Backing {
+    pub(crate) fn length(&self) -> u64 {
+        match self {
+            Self::Memory(memory) => memory.len(),
+            Self::File(file) => file.length(),
+        }
+    }
+}
+
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Region").field("id", &self.id).field("rights", &self.rights).finish_non_exhaustive()
@@ -68,6 +85,34 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
+    /// Bytes.
+    pub(crate) fn length(&self) -> u64 {
+        self.backing.length()
+    }
+
+    /// Its memory, unless it is a file.
+    pub(crate) fn memory(&self) -> Option<&Memory> {
+        match &self.backing {
+            Backing::Memory(memory) => Some(memory),
+            Backing::File(_) => None,
+        }
+    }
+
+    /// Its file, if it is one.
+    pub(crate) fn file(&self) -> Option<&Arc<SegmentFile>> {
+        match &self.backing {
+            Backing::Memory(_) => None,
+            Backing::File(file) => Some(file),
+        }
+    }
+
+    fn is_writable(&self) -> bool {
+        match &self.backing {
+            Backing::Memory(memory) => memory.is_writable(),
+            Backing::File(file) => file.is_writable(),
+        }
+    }
+
     /// What a device of the engine keeps for it; `None` if it could not register it.
     #[cfg(feature = "rdma")]
     pub(crate) fn registration(&self, device: usize) -> Option<&dyn Registration> {
@@ -105,15 +150,15 @@ impl Regions {
         Self { table: RwLock::new(Table { slots: Slots::new(limit), names: HashMap::new(), bytes: 0 }), limit }
     }
 
-    /// Registers memory under a new id and key, with what the devices keep for it.
+    /// Registers memory or a file under a new id and key, with what the devices keep for it.
     pub(crate) fn register(
         &self,
-        memory: Memory,
+        backing: Backing,
         registrations: Box<[Option<Box<dyn Registration>>]>,
         rights: AccessRights,
         name: Option<&str>,
     ) -> Result<Arc<Region>, TransferError> {
-        let bytes = memory.len();
+        let bytes = backing.length();
         let key = RegionKey(crate::stream::random().map_err(TransferError::system("draw a key"))?);
         let mut table = self.table.write();
         if name.is_some_and(|name| table.names.contains_key(name)) {
@@ -125,7 +170,7 @@ impl Regions {
                 key,
                 rights,
                 registrations,
-                memory,
+                backing,
                 name: name.map(str::to_owned),
                 uses: AtomicU64::new(0),
                 idle: Mutex::new(()),
@@ -145,7 +190,7 @@ impl Regions {
     pub(crate) fn withdraw(&self, id: RegionId) -> Result<Arc<Region>, TransferError> {
         let mut table = self.table.write();
         let region = table.slots.remove(id.0).ok_or(TransferError::UnknownRegion(id))?;
-        table.bytes -= region.memory.len();
+        table.bytes -= region.length();
         if let Some(name) = &region.name {
             table.names.remove(name);
         }
@@ -204,12 +249,12 @@ impl RemoteAccess {
         }
         let granted = match self.direction {
             Direction::Read => region.rights.remote_read,
-            Direction::Write => region.rights.remote_write && region.memory.is_writable(),
+            Direction::Write => region.rights.remote_write && region.is_writable(),
         };
         if !granted {
             return Err(Failure::NoRight);
         }
-        check_range(self.offset, self.length, region.memory.len()).map_err(|_| Failure::OutOfRange)
+        check_range(self.offset, self.length, region.length()).map_err(|_| Failure::OutOfRange)
     }
 }
 
@@ -221,7 +266,7 @@ mod tests {
 
     fn regions() -> (Regions, Arc<Region>) {
         let regions = Regions::new(4);
-        let memory = Memory::anonymous(4096).expect("memory");
+        let memory = Backing::Memory(Memory::anonymous(4096).expect("memory"));
         let region = regions.register(memory, [].into(), AccessRights::READ, Some("a")).expect("registered");
         (regions, region)
     }
@@ -264,7 +309,7 @@ mod tests {
     #[test]
     fn names_and_the_number_of_regions_are_bounded() {
         let (regions, region) = regions();
-        let memory = || Memory::anonymous(4096).expect("memory");
+        let memory = || Backing::Memory(Memory::anonymous(4096).expect("memory"));
         let taken = regions.register(memory(), [].into(), AccessRights::LOCAL, Some("a"));
         assert!(matches!(taken, Err(TransferError::NameTaken(_))));
         for _ in 0..3 {

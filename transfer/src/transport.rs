@@ -36,6 +36,8 @@ use crate::slice::{AccessRights, Direction};
 pub enum TransportKind {
     /// Copies between memory of processes on one host.
     SharedMemory,
+    /// Reads and writes of files of this host, whose descriptors a peer passed.
+    File,
     /// One-sided reads and writes of RDMA devices.
     Rdma,
     /// Frames over TCP.

@@ -331,6 +331,8 @@ pub(crate) struct SegmentInfo {
     pub(crate) key: RegionKey,
     pub(crate) length: u64,
     pub(crate) rights: AccessRights,
+    /// MAPPED: the descriptor is a file's, and not memory to be mapped.
+    pub(crate) is_file: bool,
 }
 
 impl SegmentInfo {
@@ -338,7 +340,8 @@ impl SegmentInfo {
         out.extend(self.region.0.to_le_bytes());
         out.extend(self.key.0.to_le_bytes());
         out.extend(self.length.to_le_bytes());
-        out.extend([u8::from(self.rights.remote_read) | u8::from(self.rights.remote_write) << 1]);
+        let rights = u8::from(self.rights.remote_read) | u8::from(self.rights.remote_write) << 1;
+        out.extend([rights | u8::from(self.is_file) << 2]);
         out.extend([0; 7]);
     }
 
@@ -349,6 +352,7 @@ impl SegmentInfo {
             key: RegionKey(u128_at(bytes, 8)),
             length: u64_at(bytes, 24),
             rights: AccessRights { remote_read: bytes[32] & 1 != 0, remote_write: bytes[32] & 2 != 0 },
+            is_file: bytes[32] & 4 != 0,
         })
     }
 }
@@ -495,7 +499,7 @@ mod tests {
             encode_item(&mut item, &access);
             prop_assert_eq!(decode_item(item.first_chunk().expect("an item"), Direction::Write), access);
 
-            let info = SegmentInfo { region: RegionId(x), key: RegionKey(b), length: z, rights: AccessRights::READ };
+            let info = SegmentInfo { region: RegionId(x), key: RegionKey(b), length: z, rights: AccessRights::READ, is_file: y % 2 == 1 };
             let mut segment = Vec::new();
             info.encode(&mut segment);
             prop_assert_eq!(SegmentInfo::decode(&segment), Ok(info));

@@ -11,14 +11,14 @@ mod support;
 
 const MIB: u64 = 1 << 20;
 
-/// A pair with `rails` TCP rails, and shared memory before them if wanted.
+/// A pair with `rails` TCP rails, and shared memory and files before them if wanted.
 fn pair(length: u64, rails: usize, same_host: bool) -> Pair {
     let listen = (1..=rails).map(|host| format!("127.0.0.{host}:0")).collect();
     let there = Settings { listen, ..settings() };
     let here = Settings { same_host, ..settings() };
     let pair = Pair::with(length as usize, AccessRights::READ_WRITE, here, there);
     let until = soon();
-    let all = rails + usize::from(same_host);
+    let all = rails + if same_host { 2 } else { 0 };
     loop {
         let rails = pair.here.rails(pair.peer).expect("known");
         if rails.len() == all && rails.iter().all(|rail| rail.rests.is_none()) {
@@ -128,10 +128,10 @@ fn if_every_rail_of_a_transport_is_cut_the_next_transport_carries() {
     let cut = Faults { is_cut: true, ..Faults::default() };
     let none = Faults::default();
     // Shared memory, then one of the two addresses too.
-    survive(&pair, |seed| if seed == 0 { vec![cut, none, none] } else { vec![cut, cut, none] }, 2);
+    survive(&pair, |seed| if seed == 0 { vec![cut, none, none, none] } else { vec![cut, none, cut, none] }, 2);
     assert_eq!(pair.here.segment(pair.segment).expect("open").1, Some(TransportKind::Tcp));
     // Mended, it is probed and taken again.
-    (0..3).for_each(|rail| pair.here.set_faults(pair.peer, rail, none).expect("known"));
+    (0..4).for_each(|rail| pair.here.set_faults(pair.peer, rail, none).expect("known"));
     let until = soon();
     while pair.here.segment(pair.segment).expect("open").1 != Some(TransportKind::SharedMemory) {
         assert!(Instant::now() < until);
@@ -149,7 +149,7 @@ fn a_batch_that_asks_for_one_transport_ends_with_its_failure() {
     assert_eq!(outcome.results, [Err(Failure::Unreachable)]);
     let outcome = pair.here.transfer(&read, BatchOptions::default()).expect("submitted");
     assert_eq!(outcome.results, [Ok(())]);
-    pair.here.set_faults(pair.peer, 1, cut).expect("known");
+    pair.here.set_faults(pair.peer, 2, cut).expect("known");
     let outcome = pair.here.transfer(&read, BatchOptions::default()).expect("submitted");
     assert_eq!(outcome.results, [Err(Failure::Unreachable)], "nothing is left");
 }

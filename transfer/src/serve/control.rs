@@ -16,6 +16,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::{Connection, Context};
 use crate::error::Failure;
+use crate::memory::Memory;
 use crate::message::Responder;
 use crate::rdma::Serving;
 use crate::region::Region;
@@ -228,7 +229,13 @@ fn message(context: &Arc<Context>, replies: &Arc<Replies>, id: u64, body: &[u8])
 }
 
 fn info(region: &Region) -> SegmentInfo {
-    SegmentInfo { region: region.id, key: region.key, length: region.memory.len(), rights: region.rights }
+    SegmentInfo {
+        region: region.id,
+        key: region.key,
+        length: region.length(),
+        rights: region.rights,
+        is_file: region.file().is_some(),
+    }
 }
 
 fn push_segment(replies: &Replies, kind: Kind, id: u64, info: &SegmentInfo) {
@@ -255,13 +262,14 @@ fn map(context: &Context, replies: &Replies, id: u64, body: &[u8]) -> Result<(),
     let access = wire::decode_item(item, Direction::Read);
     if access.region == RegionId(0) {
         let memory = context.retired.memory();
-        let info =
-            SegmentInfo { region: RegionId(0), key: RegionKey(0), length: memory.len(), rights: AccessRights::READ };
+        let (region, key, rights) = (RegionId(0), RegionKey(0), AccessRights::READ);
+        let info = SegmentInfo { region, key, length: memory.len(), rights, is_file: false };
         return pass(replies, id, &info, memory.file().ok_or(Failure::NoRegion)?);
     }
     let used = context.regions.admit(&access)?;
     let region = used.region();
-    let file = region.memory.file().ok_or(Failure::NoRegion)?;
+    let of_memory = || region.memory().and_then(Memory::file);
+    let file = region.file().map_or_else(of_memory, |file| file.descriptor()).ok_or(Failure::NoRegion)?;
     pass(replies, id, &info(region), file)
 }
 

@@ -4,22 +4,38 @@
 //! Items that are refused cost the others nothing: their status says why, and their bytes are left out (READ) or
 //! received into the sink (WRITE).
 //!
+//! Bytes of files go through staged memory: read before the answer begins, because its header says what failed; written
+//! after all have arrived. The thread waits for the disk.
+//!
 //! A FENCE names another connection of the same engine: it is ended before anything that follows is served, so that
 //! bytes that it still holds can't arrive after bytes that replace them.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
+use super::staging::Staged;
 use super::{Connection, Context, Registry, fence};
 use crate::error::Failure;
 use crate::lend::{Lending, Wait};
+use crate::memory::Memory;
 use crate::region::{RegionUse, RemoteAccess};
 use crate::slice::Direction;
 use crate::wire::{self, FENCE_BYTES, HEADER_BYTES, Header, ITEM_BYTES, Kind, OPENING_BYTES, SOME_FAILED, WireError};
 
-/// An item and, if it is admitted, the place of its region's use.
-type Item = (RemoteAccess, Result<usize, Failure>);
+/// For staged memory a frame waits this long: less than its peer waits for the answer.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What is asked of one slice.
+struct Item {
+    access: RemoteAccess,
+    /// Place of its region's use.
+    admitted: Result<usize, Failure>,
+    /// Of a slice of a file: where in the frame's staged memory its bytes are.
+    staged_at: Option<u64>,
+}
 
 /// One connection's state, reused from frame to frame.
 #[derive(Default)]
@@ -55,7 +71,7 @@ pub(super) fn serve(context: &Context, connections: &Registry, connection: &Arc<
             receive(&mut served.receipt, connection, false)?;
             served.admit(context, &header, direction, 0)?;
         }
-        let asked = served.items.iter().try_fold(0_u64, |sum, (access, _)| sum.checked_add(access.length));
+        let asked = served.items.iter().try_fold(0_u64, |sum, item| sum.checked_add(item.access.length));
         if asked != Some(header.length) || served.items.len() != usize::from(header.count) {
             return Err(Failure::Protocol);
         }
@@ -94,51 +110,99 @@ impl Served {
             if admitted.is_err() {
                 context.served.refused_requests.fetch_add(1, Ordering::Relaxed);
             }
-            self.items.push((access, admitted));
+            self.items.push(Item { access, admitted, staged_at: None });
         }
         Ok(())
     }
 
     fn read(&mut self, context: &Context, connection: &Connection, header: &Header) -> Result<(), Failure> {
-        let admitted = self.items.iter().filter(|(_, admitted)| admitted.is_ok());
-        let length = admitted.map(|(access, _)| access.length).sum();
+        let staged = self.stage(context);
+        if let Some(staged) = &staged {
+            self.move_files(Direction::Read, &staged.memory);
+        }
+        let length = self.admitted_bytes();
         self.begin_answer(header, Kind::Data, length);
-        self.lend_admitted(Direction::Read)?;
+        self.lend_admitted(Direction::Read, staged.as_ref())?;
         context.served.read_bytes.fetch_add(length, Ordering::Relaxed);
         send(&mut self.answer, connection)
     }
 
     fn write(&mut self, context: &Context, connection: &Connection, header: &Header) -> Result<(), Failure> {
+        let staged = self.stage(context);
         self.receipt.begin_receipt(0);
-        self.lend_admitted(Direction::Write)?;
+        self.lend_admitted(Direction::Write, staged.as_ref())?;
         receive(&mut self.receipt, connection, false)?;
-        let admitted = self.items.iter().filter(|(_, admitted)| admitted.is_ok());
-        let written = admitted.map(|(access, _)| access.length).sum();
-        context.served.written_bytes.fetch_add(written, Ordering::Relaxed);
+        if let Some(staged) = &staged {
+            self.move_files(Direction::Write, &staged.memory);
+        }
+        context.served.written_bytes.fetch_add(self.admitted_bytes(), Ordering::Relaxed);
         self.begin_answer(header, Kind::Written, 0);
         send(&mut self.answer, connection)
+    }
+
+    fn admitted_bytes(&self) -> u64 {
+        self.items.iter().filter(|item| item.admitted.is_ok()).map(|item| item.access.length).sum()
+    }
+
+    /// Gives slices of files places in staged memory; `None` if there are none, or no room for them, which is their end.
+    fn stage<'a>(&mut self, context: &'a Context) -> Option<Staged<'a>> {
+        let mut length = 0;
+        for item in &mut self.items {
+            if item.admitted.is_ok_and(|place| self.uses[place].region().file().is_some()) {
+                item.staged_at = Some(length);
+                length += item.access.length;
+            }
+        }
+        let mut of_files = self.items.iter_mut().filter(|item| item.staged_at.is_some()).peekable();
+        of_files.peek()?;
+        match context.staging.take(length, Instant::now() + ROOM_TIMEOUT) {
+            Ok(staged) => Some(staged),
+            Err(failure) => {
+                of_files.for_each(|item| item.admitted = Err(failure));
+                None
+            }
+        }
+    }
+
+    /// Moves slices of files from or to their staged places, and waits for all of them.
+    fn move_files(&mut self, direction: Direction, staged: &Memory) {
+        let (sender, receiver) = mpsc::channel();
+        for (index, item) in self.items.iter_mut().enumerate() {
+            let (Ok(place), Some(staged_at)) = (item.admitted, item.staged_at) else { continue };
+            let Some(file) = self.uses[place].region().file() else { continue };
+            // Until its end is heard of, it failed.
+            item.admitted = Err(Failure::System);
+            let (access, sender) = (item.access, sender.clone());
+            file.transfer(direction, (staged, staged_at), access.offset, access.length, move |result| {
+                let _ = sender.send((index, result.map(|()| place)));
+            });
+        }
+        drop(sender);
+        receiver.iter().for_each(|(index, result)| self.items[index].admitted = result);
     }
 
     /// Header, and status bytes if an item was refused.
     fn begin_answer(&mut self, header: &Header, kind: Kind, length: u64) {
         let items = &self.items;
-        let status = if items.iter().all(|(_, admitted)| admitted.is_ok()) { 0 } else { SOME_FAILED };
+        let status = if items.iter().all(|item| item.admitted.is_ok()) { 0 } else { SOME_FAILED };
         self.answer.begin(|out| {
             Header { kind, count: header.count, id: header.id, length, status }.encode(out);
             if status == SOME_FAILED {
-                out.extend(items.iter().map(|(_, admitted)| admitted.err().map_or(0, |failure| failure as u8)));
+                out.extend(items.iter().map(|item| item.admitted.err().map_or(0, |failure| failure as u8)));
             }
         });
     }
 
     /// Lends the memory of admitted items; bytes for refused ones go to the sink.
-    fn lend_admitted(&mut self, direction: Direction) -> Result<(), Failure> {
-        for (access, admitted) in &self.items {
+    fn lend_admitted(&mut self, direction: Direction, staged: Option<&Staged<'_>>) -> Result<(), Failure> {
+        for Item { access, admitted, staged_at } in &self.items {
             let lending = if direction == Direction::Read { &mut self.answer } else { &mut self.receipt };
             match admitted {
                 Ok(place) => {
-                    let memory = &self.uses[*place].region().memory;
-                    lending.lend(memory, access.offset, access.length).map_err(|_| Failure::OutOfRange)?;
+                    let in_memory = || Some((self.uses[*place].region().memory()?, access.offset));
+                    let in_staging = |at| Some((&staged?.memory, at));
+                    let (memory, offset) = staged_at.map_or_else(in_memory, in_staging).ok_or(Failure::System)?;
+                    lending.lend(memory, offset, access.length).map_err(|_| Failure::OutOfRange)?;
                 }
                 Err(_) if direction == Direction::Write => lending.sink(access.length),
                 Err(_) => {}

@@ -6,6 +6,7 @@
 
 mod control;
 mod data;
+mod staging;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,6 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 pub(crate) use self::control::Replies;
+pub(crate) use self::staging::Staging;
 use crate::error::{Failure, TransferError};
 use crate::message::Handler;
 use crate::notify::Notifications;
@@ -53,6 +55,8 @@ pub(crate) struct Context {
     /// Where peers may connect; set once it is known.
     pub(crate) advertised: OnceLock<Vec<String>>,
     pub(crate) served: ServedCounters,
+    /// For what is read from and written to registered files.
+    pub(crate) staging: Staging,
 }
 
 /// What peers were served.

@@ -3,6 +3,7 @@
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -10,8 +11,9 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use super::Board;
 use crate::error::Failure;
+use crate::file::SegmentFile;
 use crate::memory::Memory;
-use crate::region::RemoteAccess;
+use crate::region::{Backing, RemoteAccess};
 use crate::settings::Settings;
 use crate::slice::{Direction, RegionId, RegionKey};
 use crate::stream::{ConnectError, Stream, connect_unix, greet};
@@ -69,19 +71,23 @@ impl Neighbour {
         Self::connect(self.greeting, self.peer, deadline)
     }
 
-    /// Maps a region whose key is known, writable if the peer grants it and its memory allows it.
-    pub(crate) fn map(&self, info: &SegmentInfo, deadline: Instant) -> Result<Memory, ConnectError> {
+    /// Maps a region whose key is known, or takes its file; writable if the peer grants it and its memory allows it.
+    pub(crate) fn map(&self, info: &SegmentInfo, deadline: Instant) -> Result<Backing, ConnectError> {
         let stream = self.connection(deadline)?;
         let (mapped, file) = map(&stream, info.region, info.key)?;
         if mapped.length < info.length {
             return Err(Failure::OutOfRange.into());
         }
+        if mapped.is_file {
+            let file = SegmentFile::of_peer(file, info.length, mapped.rights.remote_write);
+            return file.map(|file| Backing::File(Arc::new(file))).map_err(system);
+        }
         if mapped.rights.remote_write
             && let Ok(memory) = Memory::map_foreign(file.try_clone().map_err(system)?, info.length, true)
         {
-            return Ok(memory);
+            return Ok(Backing::Memory(memory));
         }
-        Memory::map_foreign(file, info.length, false).map_err(system)
+        Memory::map_foreign(file, info.length, false).map(Backing::Memory).map_err(system)
     }
 
     /// Whether the region is registered, as of now.

@@ -150,7 +150,7 @@ fn copy(neighbour: &Neighbour, closed: &AtomicBool, group: Group) {
 fn copy_piece(batch: &BatchState, piece: &Piece) -> Result<(), Failure> {
     let segment = &batch.segments[piece.segment as usize];
     let Some(there) = &segment.mapping else { return Err(Failure::System) };
-    let here = &batch.regions[piece.region as usize].memory;
+    let here = batch.regions[piece.region as usize].memory().ok_or(Failure::System)?;
     let copied = match piece.direction {
         Direction::Read => Memory::copy((there, piece.remote_offset), (here, piece.local_offset), piece.length),
         Direction::Write => Memory::copy((here, piece.local_offset), (there, piece.remote_offset), piece.length),

@@ -527,9 +527,9 @@ fn encode_frame(out: &mut Vec<u8>, awaited: &Awaited) {
 fn lend(lending: &mut Lending, group: &Group, wanted: impl Fn(usize) -> bool) {
     for (index, piece) in group.pieces().iter().enumerate() {
         if wanted(index) {
-            let memory = &group.batch.regions[piece.region as usize].memory;
-            let lent = lending.lend(memory, piece.local_offset, piece.length);
-            assert!(lent.is_ok(), "a piece leaves its region");
+            let memory = group.batch.regions[piece.region as usize].memory();
+            let lent = memory.map(|memory| lending.lend(memory, piece.local_offset, piece.length));
+            assert!(matches!(lent, Some(Ok(()))), "a piece leaves its region");
         }
     }
 }

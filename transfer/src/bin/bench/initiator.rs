@@ -146,6 +146,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     let transport = match arguments.text("transport") {
         None => None,
         Some("shm") => Some(TransportKind::SharedMemory),
+        Some("file") => Some(TransportKind::File),
         Some("rdma") => Some(TransportKind::Rdma),
         Some("tcp") => Some(TransportKind::Tcp),
         Some(other) => return Err(format!("--transport {other}?").into()),

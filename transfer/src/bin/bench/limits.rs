@@ -1,10 +1,12 @@
 //! What the machine can do: bare blocking sockets, iperf3, memcpy between mappings.
 #![expect(unsafe_code, reason = "maps memory of its own to measure memcpy")]
 
+use std::fs::File;
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -70,6 +72,32 @@ impl Bare {
         } else {
             ping(self.connect()?, sent, wanted, duration)
         }
+    }
+}
+
+/// A file in the page cache, and memory to read it to.
+pub(crate) struct Cached {
+    file: File,
+    memory: MmapMut,
+}
+
+impl Cached {
+    pub(crate) fn open(path: &str) -> Result<Self, Error> {
+        let file = File::open(path)?;
+        let mut memory = MmapOptions::new().len(32 << 20).populate().map_anon()?;
+        memory.fill(2);
+        Ok(Self { file, memory })
+    }
+
+    /// Bytes a second of reads of `block` bytes each, one after another.
+    pub(crate) fn read(&mut self, block: usize, duration: Duration) -> Result<f64, Error> {
+        let (length, started, mut bytes) = (self.file.metadata()?.len(), Instant::now(), 0_u64);
+        while started.elapsed() < duration {
+            let at = (bytes % self.memory.len() as u64) as usize;
+            self.file.read_exact_at(&mut self.memory[at..at + block], bytes % length)?;
+            bytes += block as u64;
+        }
+        Ok(bytes as f64 / started.elapsed().as_secs_f64())
     }
 }
 

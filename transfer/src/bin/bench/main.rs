@@ -1,6 +1,6 @@
 //! `tidepool-transfer-bench`: what the transfer engine reaches between two processes, beside what the machine can do.
 //!
-//! `target` registers memory and serves it; `initiator` moves blocks and prints a line of JSON; `pairs` starts a target of
+//! `target` registers memory, or a file, and serves it; `initiator` moves blocks and prints a line of JSON; `pairs` starts a target of
 //! its own and measures every figure in turn with its limit (a bare socket, iperf3, memcpy), interleaved; `soak` looks for
 //! what grows.
 
@@ -14,14 +14,15 @@ mod target;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: tidepool-transfer-bench target    [--listen HOST:PORT,..] [--bytes N] [--devices NAME,..]
-       tidepool-transfer-bench initiator --peer HOST:PORT [--transport shm|rdma|tcp] [--direction read|write]
+usage: tidepool-transfer-bench target    [--listen HOST:PORT,..] [--bytes N] [--file PATH] [--devices NAME,..]
+       tidepool-transfer-bench initiator --peer HOST:PORT [--transport shm|file|rdma|tcp] [--direction read|write]
                                          [--block N] [--batch N] [--threads N] [--seconds S] [--verify]
                                          [--devices NAME,..] [--completion event|poll]
        tidepool-transfer-bench pairs     [--figure NAME] [--pairs N] [--seconds S]
        tidepool-transfer-bench soak      [--requests N]
 
-Sizes take the suffixes K, M and G. `target` prints its address and serves until its standard input ends.";
+Sizes take the suffixes K, M and G. `target` prints its address and serves until its standard input ends;
+with --file it makes that file anew and registers it instead of memory.";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);

@@ -8,7 +8,7 @@ use tidepool_transfer::{Direction, Settings, TransportKind};
 use crate::Error;
 use crate::arguments::Arguments;
 use crate::initiator::{Initiator, Load};
-use crate::limits::{Bare, Mappings, iperf};
+use crate::limits::{Bare, Cached, Mappings, iperf};
 use crate::target::{Process, say};
 
 /// Messages on their way at once in the pipelined figure.
@@ -39,12 +39,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     let duration = Duration::from_secs_f64(arguments.seconds("seconds", 1.0)?);
     let wanted = arguments.text("figure");
     let (target, bare) = (Process::start(&["target"])?, Bare::start()?);
+    let path = std::env::temp_dir().join(format!("tidepool-bench-{}", std::process::id()));
+    let path = path.to_str().ok_or("the temporary folder has no name in UTF-8")?;
+    let of_file = Process::start(&["target", "--bytes", "64M", "--file", path])?;
+    let cached = RefCell::new(Cached::open(path)?);
+    std::fs::remove_file(path)?;
+    let file = Initiator::connect(&of_file.address, Settings::default())?;
     let near = Initiator::connect(&target.address, Settings::default())?;
     let far = Initiator::connect(&target.address, Settings { same_host: false, ..Settings::default() })?;
     let mappings = RefCell::new(Mappings::new()?);
     let mut figures = figures(&near, &far, &bare, &mappings);
+    figures.extend(figures_of_files(&file, &cached));
     figures.retain(|figure| wanted.is_none_or(|wanted| figure.name.starts_with(wanted)));
-    let processes = [std::process::id(), target.id(), bare.id()];
+    let processes = [std::process::id(), target.id(), of_file.id(), bare.id()];
     for figure in figures {
         let name = figure.name;
         if let Err(error) = measure(figure, pairs, duration, &processes) {
@@ -172,6 +179,34 @@ fn figures<'a>(
             ours: Box::new(|duration| messages(far, PIPELINE, duration).map(|each| 1.0 / each)),
             limit: None,
         },
+    ]
+}
+
+/// Files in the page cache: what a disk gives says more of the disk.
+fn figures_of_files<'a>(file: &'a Initiator, cached: &'a RefCell<Cached>) -> [Figure<'a>; 3] {
+    let figure = |name, transport, block_bytes: u64, batch, least| {
+        let load = Load {
+            transport: Some(transport),
+            direction: Direction::Read,
+            block_bytes,
+            batch,
+            threads: 1,
+            verify: false,
+        };
+        Figure {
+            name,
+            unit: "bytes/s",
+            bound: Bound::AtLeast(least),
+            ours: Box::new(move |duration| {
+                file.run(load, duration).map(|moved| moved.bytes as f64 / seconds(moved.elapsed))
+            }),
+            limit: Some(Box::new(move |duration| cached.borrow_mut().read(block_bytes as usize, duration))),
+        }
+    };
+    [
+        figure("file-read-1m", TransportKind::File, 1 << 20, 16, 0.8),
+        figure("file-read-4k", TransportKind::File, 4096, 128, 0.3),
+        figure("file-read-1m-over-tcp", TransportKind::Tcp, 1 << 20, 16, 0.3),
     ]
 }
 

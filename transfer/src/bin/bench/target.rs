@@ -1,6 +1,8 @@
-//! The process whose memory is read and written.
+//! The process whose memory, or file, is read and written.
 
+use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
@@ -26,9 +28,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     let listen = arguments.text("listen").unwrap_or("127.0.0.1:0").split(',').map(str::to_owned).collect();
     let bytes = arguments.number("bytes", SEGMENT_BYTES)?;
     let engine = Engine::start(Settings { listen, ..arguments.settings()? })?;
-    let memory = Memory::shared(usize::try_from(bytes)?, PeerMapping::Writable)?;
-    fill(&memory)?;
-    engine.register(&memory, AccessRights::READ_WRITE, Some(SEGMENT))?;
+    if let Some(path) = arguments.text("file") {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
+        fill(bytes, |offset, block| Ok(file.write_all_at(block, offset)?))?;
+        engine.register_file(file, AccessRights::READ_WRITE, Some(SEGMENT))?;
+    } else {
+        let memory = Memory::shared(usize::try_from(bytes)?, PeerMapping::Writable)?;
+        fill(bytes, |offset, block| Ok(memory.write_at(offset, block)?))?;
+        engine.register(&memory, AccessRights::READ_WRITE, Some(SEGMENT))?;
+    }
     engine.set_handler(Arc::new(Echo));
     say(&format!("{{\"address\":\"{}\",\"bytes\":{bytes}}}", engine.addresses()[0]))?;
     // Whoever started this holds the other end.
@@ -54,11 +62,8 @@ pub(crate) fn block_bytes(block: u64) -> [u8; 4096] {
     bytes
 }
 
-fn fill(memory: &Memory) -> Result<(), Error> {
-    for block in 0..memory.len() / 4096 {
-        memory.write_at(block * 4096, &block_bytes(block))?;
-    }
-    Ok(())
+fn fill(bytes: u64, mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    (0..bytes / 4096).try_for_each(|block| write(block * 4096, &block_bytes(block)))
 }
 
 /// A child of this program that said its address; ends with this value.
