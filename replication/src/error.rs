@@ -86,7 +86,7 @@ pub enum CatalogError {
     #[error("the member has not caught up with the log, or does not answer")]
     NotCaughtUp,
     /// There is no such member, or it is not of the kind that was asked for; nothing was logged.
-    #[error("there is no such member, or it has no vote")]
+    #[error("there is no such member, or it has no vote and may get none")]
     NoSuchMember,
     /// Not built yet.
     #[error("not built yet: {what}")]

@@ -50,6 +50,12 @@ impl Error {
         self.reason
     }
 
+    /// The field or setting that is to blame; empty if none is.
+    #[must_use]
+    pub fn field_name(&self) -> &'static str {
+        self.field
+    }
+
     /// The error as JSON, for HTTP.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {

@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::folder::DataFolder;
 use crate::grpc::{GrpcServer, HostInfo, Inflight, StoreApi};
 use crate::node::{Membership, Node, NodeService, Remotes};
-use crate::peers::{AddressBook, Dialer, Myself, PeerApi, Secret, join};
+use crate::peers::{AddressBook, Dialer, Forgetter, Myself, PeerApi, Secret, join};
 use crate::plan;
 use crate::segment::SegmentListener;
 
@@ -34,7 +34,8 @@ pub struct Addresses {
     /// The transfer engine.
     pub engine: Option<SocketAddr>,
     /// Admin HTTP.
-    pub admin: SocketAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin: Option<SocketAddr>,
     /// gRPC over a unix socket.
     pub unix: Option<PathBuf>,
     /// The data folder.
@@ -58,6 +59,15 @@ impl Drop for BoundSockets<'_> {
     }
 }
 
+/// What a server is in its cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// A node: it may vote, and its operator has a door to it.
+    Node,
+    /// A guest in a client's process: it votes for nothing and has no admin listener.
+    Guest,
+}
+
 /// A running server.
 pub struct Server {
     addresses: Addresses,
@@ -78,6 +88,15 @@ impl Server {
     /// # Errors
     /// What is in the way, and what to do about it; nothing is published then.
     pub async fn start(config: Config) -> Result<Self, Error> {
+        Self::launch(config, Role::Node).await
+    }
+
+    /// As [`Server::start`], of a guest ([`crate::Embedded`]). It has no admin listener, whatever the settings say.
+    pub(crate) async fn start_guest(config: Config) -> Result<Self, Error> {
+        Self::launch(config, Role::Guest).await
+    }
+
+    async fn launch(config: Config, role: Role) -> Result<Self, Error> {
         let data = config.data.clone().unwrap_or_else(plan::default_data_folder);
         let folder = Arc::new(DataFolder::open(&data)?);
         let auth = match &config.cluster.secret_file {
@@ -88,16 +107,19 @@ impl Server {
         let mut bound = BoundSockets(Some(folder.path()));
         let grpc = GrpcServer::bind(config.grpc.listen, unix.as_deref()).await?;
         let segment = unix.as_ref().map(|_| SegmentListener::bind(&data.join(SEGMENT_SOCKET))).transpose()?;
-        let admin = TcpListener::bind(config.admin.listen).await;
-        let admin = admin.map_err(|error| crate::grpc::cannot_listen("admin.listen", config.admin.listen, &error))?;
+        let admin = match role {
+            Role::Node => Some(bind_admin(config.admin.listen).await?),
+            Role::Guest => None,
+        };
         let memory = unix.as_ref().map(|_| MemoryListener::bind(&data.join(MEMORY_SOCKET))).transpose()?;
         let engine = config.engine_address().map(|address| engine::bind(address, &auth, &config.limits)).transpose()?;
         let engine_address = engine.as_ref().and_then(|engine| engine.addresses().first().copied());
-        let (grpc_address, admin_address) = (local(grpc.address())?, local(admin.local_addr())?);
+        let grpc_address = local(grpc.address())?;
+        let admin_address = admin.as_ref().map(|admin| local(admin.local_addr())).transpose()?;
 
         let built = plan::node(&config, &folder)?;
         let nvme: Option<NvmeConfig> = built.nvme.clone();
-        let peers = Peers::prepare(&config, &auth, &folder, grpc_address).await?;
+        let peers = Peers::prepare(&config, role, &auth, &folder, grpc_address).await?;
         let node = Node::start(built, Arc::clone(&folder), peers.membership(admin_address)).await?;
         let (ready, readiness) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
@@ -123,14 +145,15 @@ impl Server {
             nvme,
         );
         let limits = config.limits.clone();
-        let admin_stopped = stopped.clone();
+        let (admin_stopped, gone_stopped) = (stopped.clone(), stopped.clone());
         let (store, segment_stopped) = (node.service().store().clone(), stopped.clone());
         let memory_stopped = stopped.clone();
         let peer_api = peers.api(node.service().clone(), stopped.clone());
         let mut listeners = vec![
             tokio::spawn(async move { grpc.serve(api, peer_api, auth, &limits, readiness, stopped).await }),
-            tokio::spawn(admin_api.serve(admin, admin_stopped)),
+            tokio::spawn(peers.forgetter(node.service().clone()).run(gone_stopped)),
         ];
+        listeners.extend(admin.map(|admin| tokio::spawn(admin_api.serve(admin, admin_stopped))));
         listeners.extend(memory.map(|memory| tokio::spawn(memory.serve(lent, memory_stopped))));
         listeners.extend(segment.map(|segment| tokio::spawn(segment.serve(store, segment_stopped))));
         let shutdown_timeout = config.shutdown_timeout.0.0;
@@ -162,6 +185,17 @@ impl Server {
         &self.node
     }
 
+    /// Hands over what is here within that time, has the rest and the node itself struck out of the catalog, and stops.
+    /// Answers how many copies were given up.
+    ///
+    /// # Errors
+    /// Those of the catalog; it has stopped all the same, and counts as a node that is away.
+    pub(crate) async fn leave(self, hand_over: Duration) -> Result<u64, Error> {
+        let left = self.node.service().leave(hand_over).await;
+        self.shutdown().await;
+        left
+    }
+
     /// Not ready, stop accepting, finish or cut off calls within the timeout, persist, let go of the folder.
     pub async fn shutdown(self) {
         let Self { engine, node, folder, dialer, ready, stop, listeners, shutdown_timeout, .. } = self;
@@ -188,15 +222,21 @@ impl Server {
 struct Peers {
     myself: Myself,
     secret: Secret,
-    token: Option<String>,
     book: Arc<AddressBook>,
     dialer: Dialer,
+    remotes: Remotes,
     formation: Formation,
 }
 
 impl Peers {
     /// Finds out who this node is; one without a catalog, and with `cluster.join`, becomes part of a group first.
-    async fn prepare(config: &Config, auth: &Auth, folder: &DataFolder, listens: SocketAddr) -> Result<Self, Error> {
+    async fn prepare(
+        config: &Config,
+        role: Role,
+        auth: &Auth,
+        folder: &DataFolder,
+        listens: SocketAddr,
+    ) -> Result<Self, Error> {
         let secret = Secret::new(auth.secret());
         let book = Arc::new(AddressBook::open(folder.path().join("peers.json")));
         let address = match &config.cluster.advertise {
@@ -220,10 +260,10 @@ impl Peers {
                 return Err(Error::new(ErrorKind::Invalid, "BAD_CONFIG", message.into()).field("cluster.advertise"));
             }
             if folder.is_new() {
-                let group = join(&addresses, &myself, &secret, &book).await?;
+                let group = join(&addresses, &myself, role == Role::Guest, &secret, &book).await?;
                 tracing::info!(cluster = format!("{:016x}", group.cluster), "part of a group");
                 folder.join(group.cluster, group.epoch)?;
-                formation = Formation::Join { life: folder.incarnation().0, members: group.members };
+                formation = Formation::Join { life: group.member.life(), members: group.members };
             } else {
                 refuse_foreign(&addresses, &myself, &secret, folder).await?;
             }
@@ -235,18 +275,23 @@ impl Peers {
         book.learn(myself.node, myself.incarnation, &myself.address);
         let dialer = Dialer::start(myself.clone(), secret.clone(), Arc::clone(&book))?;
         let token = std::str::from_utf8(auth.secret()).ok().filter(|token| !token.is_empty()).map(str::to_owned);
-        Ok(Self { myself, secret, token, book, dialer, formation })
+        let remotes = Remotes::new(Arc::clone(&book), token.as_deref());
+        Ok(Self { myself, secret, book, dialer, remotes, formation })
     }
 
-    fn membership(&self, admin: SocketAddr) -> Membership {
-        let advertised =
-            NodeAddresses { grpc: self.myself.address.clone(), engine: String::new(), admin: admin.to_string() };
+    fn membership(&self, admin: Option<SocketAddr>) -> Membership {
+        let admin = admin.map(|admin| admin.to_string()).unwrap_or_default();
+        let advertised = NodeAddresses { grpc: self.myself.address.clone(), engine: String::new(), admin };
         Membership {
             formation: self.formation.clone(),
             transport: Arc::new(self.dialer.clone()),
             addresses: advertised,
-            remotes: Remotes::new(Arc::clone(&self.book), self.token.as_deref()),
+            remotes: self.remotes.clone(),
         }
+    }
+
+    fn forgetter(&self, service: NodeService) -> Forgetter {
+        Forgetter::new(service, Arc::clone(&self.book), self.dialer.clone(), self.remotes.clone())
     }
 
     fn api(&self, service: NodeService, stopped: watch::Receiver<bool>) -> PeerApi {
@@ -273,6 +318,10 @@ async fn refuse_foreign(
         }
     }
     Ok(())
+}
+
+async fn bind_admin(listen: SocketAddr) -> Result<TcpListener, Error> {
+    TcpListener::bind(listen).await.map_err(|error| crate::grpc::cannot_listen("admin.listen", listen, &error))
 }
 
 fn local(address: std::io::Result<SocketAddr>) -> Result<SocketAddr, Error> {

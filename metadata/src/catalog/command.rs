@@ -41,6 +41,13 @@ pub enum Command {
         /// The new state.
         state: NodeState,
     },
+    /// A node goes for good; refused while copies are listed on it. [`super::NodeOutcome`].
+    RemoveNode {
+        /// Which node.
+        node: NodeId,
+        /// Applied only in this life of it.
+        incarnation: Incarnation,
+    },
     /// Ends puts: the objects become visible. [`super::CompleteOutcome`].
     Complete(Vec<CompleteItem>),
     /// Gives up sealed replicas whose complete had no answer, so that their nodes may free them.
@@ -136,6 +143,7 @@ impl Command {
             Self::Complete(_) | Self::AddReplicas(_) | Self::Adopt(_) | Self::CreateTenant { .. } => true,
             Self::RegisterNode(_)
             | Self::SetNodeState { .. }
+            | Self::RemoveNode { .. }
             | Self::Abandon(_)
             | Self::EndAnnouncement { .. }
             | Self::Forget { .. }

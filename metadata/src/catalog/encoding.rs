@@ -83,6 +83,7 @@ tagged!(Command {
     17 => AcknowledgeSession { session, through },
     18 => ExpireSessions,
     19 => SetSetting(setting),
+    20 => RemoveNode { node, incarnation },
 });
 
 tagged!(Setting {

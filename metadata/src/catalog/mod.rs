@@ -174,6 +174,7 @@ impl Catalog {
             Command::SetNodeState { node, incarnation, state } => {
                 Outcome::Node(self.set_node_state(*node, *incarnation, *state))
             }
+            Command::RemoveNode { node, incarnation } => Outcome::Node(self.remove_node(*node, *incarnation)),
             Command::Complete(items) => Outcome::Complete(each(items, |item| self.complete(item))),
             Command::Abandon(items) => Outcome::Abandon(each(items, |item| self.abandon(item))),
             Command::AddReplicas(items) => Outcome::AddReplicas(each(items, |item| self.add_replica(item))),
@@ -220,6 +221,18 @@ impl Catalog {
                 known.state = state;
                 self.changes.insert(RowKey::Node(node));
                 NodeOutcome::Accepted { announce: known.announcing }
+            }
+        }
+    }
+
+    fn remove_node(&mut self, node: NodeId, incarnation: Incarnation) -> NodeOutcome {
+        match self.nodes.remove(node, incarnation) {
+            Err(outcome) => outcome,
+            Ok(gone) => {
+                self.changes.insert(RowKey::Node(node));
+                // Nobody is left who would free what stands there.
+                self.changes.extend(gone.free_list.into_keys().map(|key| RowKey::Free(node, key)));
+                NodeOutcome::Accepted { announce: false }
             }
         }
     }

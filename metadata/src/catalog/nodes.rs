@@ -125,6 +125,14 @@ impl Nodes {
         }
     }
 
+    /// Takes the node out, if this is its present life and it has no copies.
+    pub(super) fn remove(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Node, NodeOutcome> {
+        match self.in_life(node, incarnation)?.replicas {
+            0 => self.0.remove(&node).ok_or(NodeOutcome::Unknown),
+            replicas => Err(NodeOutcome::Holds { replicas }),
+        }
+    }
+
     /// Counts a copy that its node got.
     pub(super) fn gain(&mut self, object: &Object, replica: ReplicaId) {
         let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");

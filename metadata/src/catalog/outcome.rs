@@ -8,7 +8,7 @@ use crate::object::{TenantId, VersionId};
 /// The answer to a [`super::Command`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Of `RegisterNode`, `SetNodeState` and `Freed`.
+    /// Of `RegisterNode`, `SetNodeState`, `RemoveNode` and `Freed`.
     Node(NodeOutcome),
     /// Of `Complete`.
     Complete(Vec<CompleteOutcome>),
@@ -54,6 +54,11 @@ pub enum NodeOutcome {
     Unknown,
     /// The catalog has as many nodes as it takes.
     TooMany,
+    /// Copies are listed on the node: it stays until they are forgotten.
+    Holds {
+        /// How many.
+        replicas: u64,
+    },
 }
 
 /// How a put ended.

@@ -40,7 +40,8 @@ pub enum Formation {
     Found,
     /// A member of a group that is there.
     Join {
-        /// The node's life in which it joins, not 0: a later join of the same node, with another log, is another member.
+        /// [`super::MemberId::life`] of the member that it becomes, not 0: a later join of the same node, with another log, is
+        /// another member.
         life: u32,
         /// The members as the leader knows them, this one among them.
         members: Members,

@@ -11,11 +11,32 @@ use tidepool_metadata::{LogIndex, NodeId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub(super) u64);
 
+/// Bit of the life by which a guest is known.
+const GUEST: u32 = 1 << 31;
+
 impl MemberId {
     /// The member that `node` is with the log that it began in its life `life`; 0: with the log that formed the group.
     #[must_use]
     pub fn new(node: NodeId, life: u32) -> Self {
         Self(u64::from(life) << 32 | u64::from(node.0))
+    }
+
+    /// As [`MemberId::new`], of a node that never votes: it follows the log, and comes and goes as it likes.
+    #[must_use]
+    pub fn guest(node: NodeId, life: u32) -> Self {
+        Self::new(node, life | GUEST)
+    }
+
+    /// Whether it is never made a voter.
+    #[must_use]
+    pub fn is_guest(self) -> bool {
+        self.life() & GUEST != 0
+    }
+
+    /// The life that it is told from other logs of its node by, as [`MemberId::new`] takes it.
+    #[must_use]
+    pub fn life(self) -> u32 {
+        (self.0 >> 32) as u32
     }
 
     /// Whose it is.
@@ -184,6 +205,15 @@ mod tests {
         let bytes = members.encode();
         assert_eq!(Members::decode(&bytes), Some(members));
         assert!((0..bytes.len()).all(|length| Members::decode(&bytes[..length]).is_none()));
+    }
+
+    #[test]
+    fn a_guest_is_known_by_its_number_and_another_member_than_the_same_life_with_a_vote() {
+        let node = NodeId(0x8000_0001);
+        let guest = MemberId::guest(node, 3);
+        assert!(guest.is_guest() && guest.node() == node && guest != MemberId::new(node, 3));
+        assert_eq!(MemberId::new(node, guest.life()), guest);
+        assert!(!MemberId::new(node, 3).is_guest() && !MemberId::new(node, 0).is_guest());
     }
 
     #[test]

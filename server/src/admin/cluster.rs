@@ -3,9 +3,9 @@
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
-use tidepool_metadata::catalog::{Answer, Command, NodeOutcome, NodeState, Outcome, Query};
-use tidepool_metadata::{ErrorKind, NodeId};
-use tidepool_replication::{CatalogError, CatalogHandle, GroupStatus, MemberChange, Read, Role};
+use tidepool_metadata::catalog::{Answer, Command, NodeOutcome, NodeStat, NodeState, Outcome, Query};
+use tidepool_metadata::{ErrorKind, NodeId, TierKind};
+use tidepool_replication::{CatalogError, CatalogHandle, GroupStatus, MemberChange, MemberId, Read, Role};
 
 use super::AdminApi;
 use super::report::{LeasesReport, MemberRow, NodeRow, NodesReport, RaftReport};
@@ -48,7 +48,7 @@ fn report(status: &GroupStatus) -> RaftReport {
             let peer = status.peers.iter().find(|(known, ..)| *known == node);
             MemberRow {
                 node: node.to_string(),
-                kind: kind.to_owned(),
+                kind: if status.members.of(node).is_some_and(MemberId::is_guest) { "guest" } else { kind }.to_owned(),
                 leads: status.leader == Some(node),
                 here: status.node == node,
                 silent_ms: peer
@@ -123,7 +123,7 @@ pub(super) async fn nodes(State(api): State<AdminApi>) -> Result<Json<NodesRepor
     let status = catalog.status();
     let (_, answer) = catalog.query(Query::Nodes, Read::Local).await?;
     let Answer::Nodes(nodes) = answer else { return Err(CatalogError::Unexpected { expected: "nodes" }.into()) };
-    let row = |known: tidepool_metadata::catalog::NodeStat| {
+    let row = |known: NodeStat| {
         let silence = status.peers.iter().find(|(node, ..)| *node == known.node).and_then(|(_, heard, _)| *heard);
         // Only the leader hears all nodes.
         let is_suspect = status.role == Role::Leader && silence.is_some_and(|silence| silence > SUSPECT_AFTER);
@@ -140,12 +140,16 @@ pub(super) async fn nodes(State(api): State<AdminApi>) -> Result<Json<NodesRepor
             announcing: known.announcing,
             vote: if status.voters.contains(&known.node) {
                 "voter"
+            } else if status.members.of(known.node).is_some_and(MemberId::is_guest) {
+                "guest"
             } else if status.learners.contains(&known.node) {
                 "learner"
             } else {
                 "none"
             }
             .to_owned(),
+            dram: lent(&known, TierKind::Dram),
+            nvme: lent(&known, TierKind::Nvme),
             zone: known.labels.zone,
             rack: known.labels.rack,
             host: known.labels.host,
@@ -156,6 +160,10 @@ pub(super) async fn nodes(State(api): State<AdminApi>) -> Result<Json<NodesRepor
         }
     };
     Ok(Json(NodesReport { nodes: nodes.into_iter().map(row).collect() }))
+}
+
+fn lent(node: &NodeStat, kind: TierKind) -> u64 {
+    node.tiers.iter().filter(|tier| tier.kind == kind).map(|tier| tier.capacity_bytes).sum()
 }
 
 /// What this node does to keep objects at their number of copies.
@@ -190,7 +198,7 @@ async fn set_state(api: &AdminApi, request: &NodeRequest, state: NodeState) -> R
     if known.state == NodeState::Absent {
         return refused("NODE_ABSENT", format!("node {node} is absent: what it holds is made anew elsewhere anyway"));
     }
-    let stays = |other: &&tidepool_metadata::catalog::NodeStat| other.node != node && other.state == NodeState::Up;
+    let stays = |other: &&NodeStat| other.node != node && other.state == NodeState::Up;
     if state == NodeState::Draining && !nodes.iter().any(|other| stays(&other)) {
         return refused("LAST_NODE", format!("no other node is up that could take what node {node} holds"));
     }

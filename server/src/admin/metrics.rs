@@ -95,9 +95,15 @@ fn gauge(value: u64) -> Gauge {
 
 /// What the program holds of its allocator, 0 if that can't be told: with the resident memory it tells a leak from
 /// memory that the allocator keeps.
+#[cfg(feature = "jemalloc")]
 fn heap_bytes() -> u64 {
     let read = tikv_jemalloc_ctl::epoch::advance().and_then(|_epoch| tikv_jemalloc_ctl::stats::allocated::read());
     read.map_or(0, |bytes| bytes as u64)
+}
+
+#[cfg(not(feature = "jemalloc"))]
+fn heap_bytes() -> u64 {
+    0
 }
 
 /// `VmRSS` of this process, 0 if it can't be read.

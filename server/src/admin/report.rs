@@ -174,7 +174,7 @@ pub struct RaftReport {
 pub struct MemberRow {
     /// Its node.
     pub node: String,
-    /// `voter` or `learner`.
+    /// `voter`, `learner` or `guest`.
     pub kind: String,
     /// Whether it leads.
     pub leads: bool,
@@ -204,8 +204,12 @@ pub struct NodeRow {
     pub state: String,
     /// It has returned and not yet said all that it has.
     pub announcing: bool,
-    /// `voter`, `learner`, `none`.
+    /// `voter`, `learner`, `guest` (an instance in a client's process), `none`.
     pub vote: String,
+    /// Bytes of DRAM that it lends.
+    pub dram: u64,
+    /// Bytes of NVMe.
+    pub nvme: u64,
     /// Where it stands, each empty if it does not say.
     pub zone: String,
     /// In its zone.
@@ -214,7 +218,7 @@ pub struct NodeRow {
     pub host: String,
     /// Its gRPC.
     pub grpc: String,
-    /// Its admin HTTP.
+    /// Its admin HTTP; empty if it has none.
     pub admin: String,
     /// How many copies it has.
     pub replicas: u64,

@@ -89,9 +89,10 @@ pub(super) async fn run(arguments: &ServeArguments, output: &Output) -> Result<E
         output.bytes(format!("{line}\n").as_bytes())?;
     } else {
         let unix = addresses.unix.as_ref().map(|path| format!("\nsocket  unix:{}", path.display())).unwrap_or_default();
-        let (grpc, admin, data) = (addresses.grpc, addresses.admin, addresses.data.display());
+        let (grpc, data) = (addresses.grpc, addresses.data.display());
         let engine = addresses.engine.map(|engine| format!("\nengine  {engine}")).unwrap_or_default();
-        output.bytes(format!("grpc    {grpc}{unix}{engine}\nadmin   http://{admin}\ndata    {data}\n").as_bytes())?;
+        let admin = addresses.admin.map(|admin| format!("\nadmin   http://{admin}")).unwrap_or_default();
+        output.bytes(format!("grpc    {grpc}{unix}{engine}{admin}\ndata    {data}\n").as_bytes())?;
     }
     let ended = tokio::select! {
         ready = server.ready() => ready,

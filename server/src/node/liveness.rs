@@ -3,7 +3,7 @@
 //! Every node is a member of the catalog's group, so its answers to the leader's heartbeats are its own heartbeats. A node
 //! that was silent for 5 s is absent: its copies are not counted as readable, and a put of their keys makes new versions. A
 //! node that is heard again is up. A new leader judges nobody before it has listened for as long. A leader whose catalog's
-//! disk is nearly full hands over to another voter.
+//! disk is nearly full hands over to another voter. Guests that do not come back are struck out ([`super::guests`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,12 +13,14 @@ use tidepool_metadata::catalog::{Answer, Command, NodeStat, NodeState, Query};
 use tidepool_replication::{CatalogHandle, GroupStatus, MemberChange, Read, Role};
 use tokio::time::Instant;
 
+use super::guests::Missed;
+
 /// How often nodes are looked at.
 const PERIOD: Duration = Duration::from_millis(500);
 /// After how long without a word a node is suspect: it is read last.
 pub(crate) const SUSPECT_AFTER: Duration = Duration::from_millis(1500);
 /// After how long it is absent.
-const ABSENT_AFTER: Duration = Duration::from_secs(5);
+pub(super) const ABSENT_AFTER: Duration = Duration::from_secs(5);
 
 /// How long a member whose disk is full waits before it gives leadership away again, if it came back.
 const HAND_OVER_AGAIN: Duration = Duration::from_secs(30);
@@ -41,11 +43,12 @@ pub(super) async fn hand_over(catalog: &CatalogHandle) {
     }
 }
 
-/// Runs until the catalog stops.
-pub(super) async fn watch(catalog: CatalogHandle) {
+/// Runs until the catalog stops. `grace`: how long a node is waited for that is away.
+pub(super) async fn watch(catalog: CatalogHandle, grace: Duration) {
     let mut period = tokio::time::interval(PERIOD);
     let mut leading: Option<(u64, Instant)> = None;
     let mut handed_over: Option<Instant> = None;
+    let mut missed = Missed::default();
     loop {
         period.tick().await;
         let status = catalog.status();
@@ -53,7 +56,7 @@ pub(super) async fn watch(catalog: CatalogHandle) {
             return;
         }
         if status.role != Role::Leader {
-            leading = None;
+            (leading, missed) = (None, Missed::default());
             continue;
         }
         if status.disk_shortage.is_some() && handed_over.is_none_or(|at| at.elapsed() > HAND_OVER_AGAIN) {
@@ -66,6 +69,7 @@ pub(super) async fn watch(catalog: CatalogHandle) {
             _ => leading.insert((status.term.0, Instant::now())).1,
         };
         let Ok((_, Answer::Nodes(nodes))) = catalog.query(Query::Nodes, Read::Local).await else { continue };
+        missed.look(&catalog, &status, &nodes, grace);
         for (node, state) in verdicts(&status, &nodes, since.elapsed()) {
             let Some(known) = nodes.iter().find(|known| known.node == node) else { continue };
             tracing::info!(%node, ?state, "the state of a node");

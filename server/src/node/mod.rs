@@ -13,6 +13,7 @@ mod directory;
 mod error;
 mod free_list;
 mod get;
+mod guests;
 mod liveness;
 mod manage;
 mod put;

@@ -50,6 +50,12 @@ impl Remotes {
         Self { book, token: token.map(Arc::from), clients: Arc::default(), resting: Arc::default() }
     }
 
+    /// Drops what is kept of a node that is gone for good.
+    pub(crate) fn forget(&self, node: NodeId) {
+        self.clients.lock().retain(|&(known, ..), _| known != node);
+        self.resting.lock().remove(&node);
+    }
+
     fn rests(&self, node: NodeId) -> bool {
         self.resting.lock().get(&node).is_some_and(|&until| until > Instant::now())
     }

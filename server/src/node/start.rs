@@ -246,7 +246,7 @@ impl Join {
             tokio::spawn(free_list::run(service.clone(), catalog.clone())),
             tokio::spawn(copies::repair::run(service, catalog.clone(), repair)),
             tokio::spawn(sessions::sweep(catalog.clone())),
-            tokio::spawn(liveness::watch(catalog.clone())),
+            tokio::spawn(liveness::watch(catalog.clone(), repair.grace)),
             tokio::spawn(async move {
                 let _recovered = recovery.await;
                 announce(&announcing).await;

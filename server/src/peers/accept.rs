@@ -94,7 +94,8 @@ impl PeerApi {
                     }
                 }
                 Ok(Some(FromCaller { part: Some(from_caller::Part::Join(join)) })) if hello.cluster == 0 => {
-                    let member = MemberId::new(NodeId(hello.node), join.life.max(1));
+                    let kind = if join.guest { MemberId::guest } else { MemberId::new };
+                    let member = kind(NodeId(hello.node), join.life.max(1));
                     let members = tokio::time::timeout(JOIN_TIMEOUT, self.admit(member)).await;
                     let members = members.map_err(|_| CatalogError::OutcomeUnknown)??.into();
                     let joined = FromNode { part: Some(from_node::Part::Joined(Joined { members })) };

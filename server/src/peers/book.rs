@@ -67,6 +67,16 @@ impl AddressBook {
         }
     }
 
+    /// Drops a node that is gone for good.
+    pub(crate) fn forget(&self, node: NodeId) {
+        let mut nodes = self.nodes.lock();
+        if nodes.remove(&node.0).is_some()
+            && let Err(error) = self.persist(&nodes)
+        {
+            tracing::warn!(%error, path = %self.path.display(), "write the address book");
+        }
+    }
+
     fn persist(&self, nodes: &BTreeMap<u32, Known>) -> std::io::Result<()> {
         let beside = self.path.with_extension("part");
         std::fs::write(&beside, serde_json::to_vec_pretty(nodes)?)?;
@@ -104,6 +114,9 @@ mod tests {
         book.learn(NodeId(8), Incarnation(1), &"x".repeat(300));
         assert_eq!(AddressBook::open(path.clone()).address(NodeId(7)).as_deref(), Some("a:2"));
         assert_eq!(book.nodes(), [NodeId(7)]);
+        book.learn(NodeId(9), Incarnation(1), "a:9");
+        book.forget(NodeId(9));
+        assert_eq!(AddressBook::open(path.clone()).nodes(), [NodeId(7)], "a node that went is forgotten on disk too");
         std::fs::write(&path, "{").expect("writable");
         assert!(AddressBook::open(path).nodes().is_empty(), "damage costs time, not the start");
     }

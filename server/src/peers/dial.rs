@@ -81,6 +81,11 @@ impl Dialer {
         }
     }
 
+    /// Ends the connections to a node that is gone for good.
+    pub(crate) fn forget(&self, node: NodeId) {
+        self.inner.queues.lock().retain(|&(target, _), _| target != node);
+    }
+
     fn queue(&self, target: NodeId, lane: Lane) -> Queue {
         let mut queues = self.inner.queues.lock();
         let start = || {

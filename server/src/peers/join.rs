@@ -1,9 +1,9 @@
-//! A node without a catalog becomes a learner of a group that is there.
+//! A node without a catalog becomes a learner of a group that is there: one that will vote, or a guest.
 
 use std::time::Duration;
 
 use tidepool_metadata::ErrorKind;
-use tidepool_replication::{Lane, Members};
+use tidepool_replication::{Lane, MemberId, Members};
 use tokio::time::Instant;
 
 use super::AddressBook;
@@ -24,15 +24,18 @@ pub(crate) struct Group {
     pub(crate) cluster: u64,
     pub(crate) epoch: u32,
     pub(crate) members: Members,
+    /// What this node is in it.
+    pub(crate) member: MemberId,
 }
 
-/// Asks the nodes at `addresses` in turn until one lets this node in.
+/// Asks the nodes at `addresses` in turn until one lets this node in, as a guest if it is to be one.
 ///
 /// # Errors
 /// A secret or protocol that does not fit, at once; `JOIN` after a minute without success, with the last reason.
 pub(crate) async fn join(
     addresses: &[String],
     myself: &Myself,
+    guest: bool,
     secret: &Secret,
     book: &AddressBook,
 ) -> Result<Group, Error> {
@@ -40,7 +43,7 @@ pub(crate) async fn join(
     loop {
         let mut last = None;
         for address in addresses {
-            let attempt = tokio::time::timeout(ATTEMPT, ask(address, myself, secret, book)).await;
+            let attempt = tokio::time::timeout(ATTEMPT, ask(address, myself, guest, secret, book)).await;
             match attempt.unwrap_or_else(|_| Err(unreachable_node(address, "no answer in time"))) {
                 Ok(group) => return Ok(group),
                 Err(error) if matches!(error.reason(), "FOREIGN_SECRET" | "PEER_PROTOCOL") => return Err(error),
@@ -59,9 +62,9 @@ pub(crate) async fn join(
     }
 }
 
-async fn ask(address: &str, myself: &Myself, secret: &Secret, book: &AddressBook) -> Result<Group, Error> {
+async fn ask(address: &str, myself: &Myself, guest: bool, secret: &Secret, book: &AddressBook) -> Result<Group, Error> {
     let mut connection = connect(address, myself, secret, Lane::Call.number()).await?;
-    let part = Some(from_caller::Part::Join(Join { life: myself.incarnation.0 }));
+    let part = Some(from_caller::Part::Join(Join { life: myself.incarnation.0, guest }));
     let gone = |_| unreachable_node(address, "it hung up");
     connection.messages.send(FromCaller { part }).await.map_err(gone)?;
     let joined = loop {
@@ -74,5 +77,7 @@ async fn ask(address: &str, myself: &Myself, secret: &Secret, book: &AddressBook
         }
     };
     let members = Members::decode(&joined.members).ok_or_else(|| unknown_protocol("list of members"))?;
-    Ok(Group { cluster: connection.welcome.cluster, epoch: connection.welcome.epoch, members })
+    let kind = if guest { MemberId::guest } else { MemberId::new };
+    let member = kind(myself.node, myself.incarnation.0);
+    Ok(Group { cluster: connection.welcome.cluster, epoch: connection.welcome.epoch, members, member })
 }

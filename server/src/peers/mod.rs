@@ -5,12 +5,14 @@
 //!   to go, is dropped, as the consensus module expects of a network.
 //! - [`accept`]: incoming ones, read only after the caller has proved the cluster's secret ([`handshake`]).
 //! - [`join`]: a node without a catalog becomes a learner of a group.
+//! - [`forget`]: what is kept of nodes goes when they have gone for good.
 //!
 //! Outgoing connections run on a runtime of their own, so that heartbeats do not wait for data.
 
 mod accept;
 mod book;
 mod dial;
+mod forget;
 mod handshake;
 mod join;
 
@@ -23,5 +25,6 @@ pub(crate) mod wire {
 pub(crate) use accept::PeerApi;
 pub(crate) use book::AddressBook;
 pub(crate) use dial::{Dialer, greet};
+pub(crate) use forget::Forgetter;
 pub(crate) use handshake::{Myself, Secret};
 pub(crate) use join::join;

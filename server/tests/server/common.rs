@@ -78,12 +78,12 @@ impl TestServer {
 
     /// `GET` of admin HTTP: status and body.
     pub(crate) async fn admin(&self, path: &str) -> (u16, String) {
-        http(self.server.addresses().admin, "GET", path, "").await
+        http(self.server.addresses().admin.unwrap(), "GET", path, "").await
     }
 
     /// `POST` of admin HTTP: status and body.
     pub(crate) async fn admin_post(&self, path: &str, body: &str) -> (u16, String) {
-        http(self.server.addresses().admin, "POST", path, body).await
+        http(self.server.addresses().admin.unwrap(), "POST", path, body).await
     }
 
     /// A number of a tier's report.

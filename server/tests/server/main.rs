@@ -3,6 +3,7 @@
 
 mod common;
 mod disk;
+mod embedded;
 mod framing;
 mod grpc;
 mod native;

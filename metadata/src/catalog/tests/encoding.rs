@@ -142,6 +142,10 @@ fn commands() -> impl Strategy<Value = Command> {
             incarnation: Incarnation(incarnation),
             state
         }),
+        (any::<u32>(), any::<u32>()).prop_map(|(node, incarnation)| Command::RemoveNode {
+            node: NodeId(node),
+            incarnation: Incarnation(incarnation)
+        }),
         vec(completes(), 0..4).prop_map(Command::Complete),
         vec(names(), 0..4).prop_map(Command::Abandon),
         vec(copies(), 0..4).prop_map(Command::AddReplicas),

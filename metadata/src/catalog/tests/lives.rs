@@ -20,6 +20,25 @@ fn an_older_life_is_refused() {
 }
 
 #[test]
+fn a_node_goes_for_good_only_without_copies_and_takes_its_free_list_along() {
+    let mut world = World::new(2);
+    world.stored("kept", 1, &[1, 2]);
+    world.stored("dropped", 2, &[1]);
+    world.remove("dropped");
+    assert_eq!(world.remove_node(1, 2), NodeOutcome::Stale { current: Incarnation(1) });
+    assert_eq!(world.remove_node(1, 1), NodeOutcome::Holds { replicas: 1 });
+    world.forget(ForgetMode::Lost, "kept", replica(1, 1));
+    assert_eq!(world.remove_node(1, 1), NodeOutcome::Accepted { announce: false });
+    assert_eq!(world.remove_node(1, 1), NodeOutcome::Unknown);
+    assert_eq!(world.replicas("kept"), [replica(2, 1)]);
+    let late = world.put("late", 3, &[1]);
+    assert_eq!(world.complete(&late), CompleteOutcome::Refused(Refusal::TooFewReplicas));
+    let loaded = Catalog::load(world.catalog.rows()).expect("an image without the node");
+    assert_eq!(loaded.rows(), world.catalog.rows());
+    assert_eq!(world.register(1, 2), NodeOutcome::Accepted { announce: false }, "as a new one");
+}
+
+#[test]
 fn an_absent_node_keeps_its_copies_for_its_return() {
     let mut world = World::new(1);
     world.stored("a", 1, &[1]);

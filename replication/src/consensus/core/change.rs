@@ -2,7 +2,7 @@
 //!
 //! A node comes in as a learner. Learners become voters in pairs, by one joint change, once they have the log: two voters
 //! tolerate no more failures than one does. The leader sees to that by itself until the group has as many voters as it
-//! is to have. One change at a time; a leader does not remove itself, it hands over first.
+//! is to have. Guests never do. One change at a time; a leader does not remove itself, it hands over first.
 
 use raft::eraftpb::{ConfChange, ConfChangeSingle, ConfChangeType, ConfChangeV2, Entry, EntryType};
 use tidepool_metadata::NodeId;
@@ -101,6 +101,9 @@ impl<L: LogStore, H: Host> Core<L, H> {
                 let found = nodes.iter().map(|&node| members.of(node).ok_or(Some(CatalogError::NoSuchMember)));
                 let found = found.collect::<Result<Vec<_>, _>>()?;
                 let new: Vec<_> = found.into_iter().filter(|&member| !is_voter(member)).collect();
+                if new.iter().any(|member| member.is_guest()) {
+                    return Err(Some(CatalogError::NoSuchMember));
+                }
                 if new.iter().any(|&member| !self.is_caught_up(member)) {
                     return Err(Some(CatalogError::NotCaughtUp));
                 }
@@ -239,7 +242,8 @@ impl<L: LogStore, H: Host> Core<L, H> {
         if members.is_changing() || voters + wanted > self.config.voters || self.change.is_some() {
             return;
         }
-        let ready = members.learners().into_iter().filter(|&learner| self.is_caught_up(learner));
+        let may_vote = |&learner: &MemberId| !learner.is_guest() && self.is_caught_up(learner);
+        let ready = members.learners().into_iter().filter(may_vote);
         let nodes: Vec<NodeId> = ready.take(wanted).map(MemberId::node).collect();
         if nodes.len() == wanted
             && let Ok(steps) = self.steps(&Change::Promote(nodes))

@@ -39,6 +39,33 @@ async fn a_group_of_one_grows_to_three_while_it_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_guest_follows_and_takes_commands_and_never_votes() {
+    let mut network = Network::new(eager());
+    let founder = network.start(1, Formation::Found);
+    for guest in 2..=4 {
+        network.join(guest, MemberId::guest(NodeId(guest), 1).life()).await;
+    }
+    assert_eq!(add(&network.member(2), "a").await, 1);
+    until("all have caught up", || (2..=4).all(|node| network.member(node).applied() == founder.applied())).await;
+    let refused = founder.change_members(MemberChange::Promote(vec![NodeId(2)])).await;
+    assert!(matches!(refused, Err(CatalogError::NoSuchMember)), "{refused:?}");
+    network.join(5, 1).await;
+    network.join(6, 1).await;
+    let voters = [1, 5, 6].map(NodeId);
+    until("the others vote", || network.member(6).status().voters == voters).await;
+    let mut learners = founder.status().learners;
+    learners.sort_unstable();
+    assert_eq!(learners, [2, 3, 4].map(NodeId), "three guests stayed what they are");
+    // It joined over the wires of a group whose leader is gone now, and serves on.
+    network.crash(1);
+    assert_eq!(add(&network.member(3), "a").await, 2);
+    assert_eq!(count(&network.member(4), "a").await, 2);
+    network.crash(3);
+    network.start(3, Formation::Found);
+    assert!(network.member(3).status().members.of(NodeId(3)).unwrap().is_guest(), "after a restart too");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_member_takes_commands_and_reads_what_others_were_answered() {
     let network = Network::three(eager()).await;
     for round in 0..30u32 {
