@@ -24,7 +24,7 @@
 
 mod temporary;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidepool_client::{Client, ClientBuilder};
@@ -126,6 +126,23 @@ impl Embedded {
     #[must_use]
     pub fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// Puts an NVMe tier into service that was detached: in `path` with that capacity, each as it was started with if not given.
+    /// Answers how many records were found there and taken over. A folder that is given here stays when the instance goes.
+    ///
+    /// # Errors
+    /// `BAD_CONFIG` if it was started without one; `NVME_UNUSABLE`; that one is attached already.
+    pub async fn attach_nvme(&self, path: Option<PathBuf>, capacity_bytes: Option<u64>) -> Result<u64, Error> {
+        self.server.disk().attach(path, capacity_bytes).await
+    }
+
+    /// Takes the NVMe tier out of service: what is only there answers *unavailable* until it is attached again.
+    ///
+    /// # Errors
+    /// That there is none.
+    pub async fn detach_nvme(&self) -> Result<(), Error> {
+        self.server.disk().detach().await
     }
 
     /// Whether its folders go with it.

@@ -7,6 +7,7 @@ pub mod admin;
 pub mod auth;
 pub mod cli;
 pub mod config;
+mod disk;
 pub mod embedded;
 mod engine;
 pub mod error;

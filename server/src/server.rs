@@ -8,7 +8,6 @@ use std::time::Duration;
 use tidepool_metadata::ErrorKind;
 use tidepool_metadata::catalog::NodeAddresses;
 use tidepool_replication::Formation;
-use tidepool_tiers::nvme::NvmeConfig;
 use tidepool_transfer::Engine;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -17,6 +16,7 @@ use tokio::task::JoinHandle;
 use crate::admin::AdminApi;
 use crate::auth::Auth;
 use crate::config::Config;
+use crate::disk::Disk;
 use crate::engine::{self, LentMemories, MemoryListener};
 use crate::error::Error;
 use crate::folder::DataFolder;
@@ -73,6 +73,7 @@ pub struct Server {
     addresses: Addresses,
     engine: Option<Engine>,
     node: Node,
+    disk: Disk,
     folder: Arc<DataFolder>,
     dialer: Dialer,
     ready: watch::Sender<bool>,
@@ -118,7 +119,7 @@ impl Server {
         let admin_address = admin.as_ref().map(|admin| local(admin.local_addr())).transpose()?;
 
         let built = plan::node(&config, &folder)?;
-        let nvme: Option<NvmeConfig> = built.nvme.clone();
+        let nvme = built.nvme.clone();
         let peers = Peers::prepare(&config, role, &auth, &folder, grpc_address).await?;
         let node = Node::start(built, Arc::clone(&folder), peers.membership(admin_address)).await?;
         let (ready, readiness) = watch::channel(false);
@@ -131,6 +132,7 @@ impl Server {
         };
         let host = Arc::new(host);
         let api = StoreApi::new(node.service().clone(), inflight, Arc::clone(&host));
+        let disk = Disk::new(node.service().clone(), nvme);
         let lent = LentMemories::default();
         if let Some(engine) = &engine {
             engine::serve(engine, api.clone(), lent.clone());
@@ -142,7 +144,7 @@ impl Server {
             readiness.clone(),
             folder.cluster(),
             grpc_address,
-            nvme,
+            disk.clone(),
         );
         let limits = config.limits.clone();
         let (admin_stopped, gone_stopped) = (stopped.clone(), stopped.clone());
@@ -160,7 +162,7 @@ impl Server {
         let dialer = peers.dialer;
         bound.0 = None;
         drop(bound);
-        Ok(Self { addresses, engine, node, folder, dialer, ready, stop, listeners, shutdown_timeout })
+        Ok(Self { addresses, engine, node, disk, folder, dialer, ready, stop, listeners, shutdown_timeout })
     }
 
     /// Waits until the catalog is open, and says so by health and `/readyz`. Cancel-safe.
@@ -183,6 +185,11 @@ impl Server {
     #[must_use]
     pub fn node(&self) -> &Node {
         &self.node
+    }
+
+    /// Its NVMe tier.
+    pub(crate) fn disk(&self) -> &Disk {
+        &self.disk
     }
 
     /// Hands over what is here within that time, has the rest and the node itself struck out of the catalog, and stops.

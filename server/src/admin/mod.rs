@@ -18,12 +18,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use tidepool_metadata::{ErrorKind, ObjectKey};
-use tidepool_tiers::nvme::{NvmeConfig, NvmeTier};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::auth::Auth;
 use crate::config::Size;
+use crate::disk::Disk;
 use crate::error::Error;
 use crate::node::{NodeService, ObjectName};
 use report::{AttachRequest, InfoReport, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
@@ -40,8 +40,7 @@ struct Inner {
     ready: watch::Receiver<bool>,
     cluster: u64,
     grpc: SocketAddr,
-    /// What an attach without settings attaches.
-    nvme: Option<NvmeConfig>,
+    disk: Disk,
     metrics: metrics::Metrics,
 }
 
@@ -54,16 +53,16 @@ impl IntoResponse for Error {
 impl AdminApi {
     /// Adapts `service`.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         service: NodeService,
         auth: Auth,
         ready: watch::Receiver<bool>,
         cluster: u64,
         grpc: SocketAddr,
-        nvme: Option<NvmeConfig>,
+        disk: Disk,
     ) -> Self {
         let metrics = metrics::Metrics::new(service.clone());
-        Self { inner: Arc::new(Inner { service, auth, ready, cluster, grpc, nvme, metrics }) }
+        Self { inner: Arc::new(Inner { service, auth, ready, cluster, grpc, disk, metrics }) }
     }
 
     /// All routes. Health needs no secret: it says nothing that the port's being open does not.
@@ -173,27 +172,14 @@ async fn info(State(api): State<AdminApi>) -> Result<Json<InfoReport>, Error> {
 
 async fn attach(State(api): State<AdminApi>, Json(request): Json<AttachRequest>) -> Result<Json<NvmeReport>, Error> {
     let invalid = |field, what: String| Error::new(ErrorKind::Invalid, "BAD_CONFIG", what).field(field);
-    let Some(mut config) = api.inner.nvme.clone() else {
-        return Err(invalid("nvme.enabled", "the node runs with nvme.enabled = false: restart it with true".into()));
-    };
-    if let Some(path) = request.path {
-        config.path = path.into();
-    }
-    if let Some(capacity) = request.capacity {
-        let capacity: Size = capacity.parse().map_err(|what| invalid("capacity", what))?;
-        config.capacity_bytes = capacity.0;
-    }
-    let (node, _) = api.inner.service.identity();
-    let writes = config.write_policy;
-    let opened = tokio::task::spawn_blocking(move || NvmeTier::open(config, node)).await;
-    let opened = opened.map_err(|panic| Error::new(ErrorKind::Internal, "INTERNAL", panic.to_string()))?;
-    let nvme = opened.map_err(|error| Error::new(ErrorKind::Invalid, "NVME_UNUSABLE", error.to_string()))?;
-    let records = api.inner.service.store().attach_nvme(nvme, writes).await?;
+    let capacity = request.capacity.map(|capacity| capacity.parse::<Size>()).transpose();
+    let capacity = capacity.map_err(|what| invalid("capacity", what))?;
+    let records = api.inner.disk.attach(request.path.map(Into::into), capacity.map(|capacity| capacity.0)).await?;
     Ok(Json(NvmeReport { state: "attached".into(), records }))
 }
 
 async fn detach(State(api): State<AdminApi>) -> Result<Json<NvmeReport>, Error> {
-    api.inner.service.store().detach_nvme().await?;
+    api.inner.disk.detach().await?;
     Ok(Json(NvmeReport { state: "detached".into(), records: 0 }))
 }
 

@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tidepool_metadata::ErrorKind;
 use toml::{Table, Value};
 
 use super::{Config, Labels, Size};
+use crate::error::Error;
 
 /// Why settings are refused.
 #[derive(Debug, thiserror::Error)]
@@ -42,9 +44,19 @@ pub enum ConfigError {
     Contradiction(String),
 }
 
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Self {
+        let refused = Self::new(ErrorKind::Invalid, "BAD_CONFIG", error.to_string());
+        match error {
+            ConfigError::OutOfBounds { field, .. } => refused.field(field),
+            _ => refused,
+        }
+    }
+}
+
 const PREFIX: &str = "TIDEPOOL_";
 /// Variables with the prefix that are not settings: they belong to the command line and to the build.
-const NOT_SETTINGS: [&str; 6] = ["ENDPOINT", "ADMIN", "TOKEN_FILE", "CONFIG", "CACHE", "TENANT"];
+const NOT_SETTINGS: [&str; 7] = ["ENDPOINT", "ADMIN", "TOKEN_FILE", "CONFIG", "CACHE", "TENANT", "LOG"];
 
 /// Reads the file (if one is named), the variables of `environment` that start with `TIDEPOOL_`, and `overrides`
 /// (`section.field=value`), in rising precedence.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::Value as Json;
-use tidepool_client::{Client, ErrorKind, PutOptions, PutOutcome};
+use tidepool_client::{Client, Durability, ErrorKind, PutOptions, PutOutcome};
 use tidepool_server::Embedded;
 
 use crate::common::TestServer;
@@ -187,6 +187,29 @@ async fn a_temporary_instance_takes_its_part_of_a_disk_along() {
     assert_eq!(parts(disk.path()), 1);
     instance.shutdown().await.unwrap();
     assert_eq!(parts(disk.path()), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_disk_of_an_instance_is_exchanged_while_it_serves() {
+    let node = TestServer::start().await;
+    let none = embedded(&node, &[]).await;
+    assert_eq!(none.attach_nvme(None, None).await.unwrap_err().reason(), "BAD_CONFIG");
+    none.shutdown().await.unwrap();
+    let disk = ["nvme.enabled=true", "nvme.capacity=64MiB", "nvme.region_bytes=1MiB"];
+    let instance = embedded(&node, &disk).await;
+    let client = instance.client().build().unwrap();
+    let on_disk = PutOptions { durability: Durability::Nvme, ..PutOptions::default() };
+    client.put("k", value(5), &on_disk).await.unwrap();
+    instance.detach_nvme().await.unwrap();
+    assert!(client.put("l", value(5), &on_disk).await.is_err(), "there is no disk to put it on");
+    assert_eq!(instance.attach_nvme(None, Some(128 << 20)).await.unwrap(), 1);
+    client.put("l", value(5), &on_disk).await.unwrap();
+    assert!(instance.attach_nvme(None, None).await.is_err(), "one is attached");
+    let elsewhere = tempfile::tempdir().unwrap();
+    instance.detach_nvme().await.unwrap();
+    assert_eq!(instance.attach_nvme(Some(elsewhere.path().join("disk")), None).await.unwrap(), 0);
+    instance.shutdown().await.unwrap();
+    assert!(elsewhere.path().join("disk").exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

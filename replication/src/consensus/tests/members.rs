@@ -52,7 +52,11 @@ async fn a_guest_follows_and_takes_commands_and_never_votes() {
     network.join(5, 1).await;
     network.join(6, 1).await;
     let voters = [1, 5, 6].map(NodeId);
-    until("the others vote", || network.member(6).status().voters == voters).await;
+    let votes = |node: u32| {
+        let status = network.member(node).status();
+        status.voters == voters && !status.members.is_changing()
+    };
+    until("the others vote", || [1, 5, 6].into_iter().all(votes)).await;
     let mut learners = founder.status().learners;
     learners.sort_unstable();
     assert_eq!(learners, [2, 3, 4].map(NodeId), "three guests stayed what they are");
