@@ -71,19 +71,22 @@ impl Client {
         let writing = self.writing(items.iter().map(|(key, _)| &key[..]));
         let count = items.len();
         let (keys, values): (Vec<Bytes>, Vec<Bytes>) = items.into_iter().unzip();
+        let named = self.name_put(count).await?;
         let native = {
-            let (keys, values, options) = (keys.clone(), values.clone(), Some(options.message()));
-            let message = proto::PutItemsRequest { tenant: self.tenant(), keys, options, ..Default::default() };
-            move |link: &Link, deadline| link.put(OPERATION, message.clone(), &values, deadline)
+            let (values, options, named) = (values.clone(), options.clone(), named.clone());
+            let message = proto::PutItemsRequest { tenant: self.tenant(), keys: keys.clone(), ..Default::default() };
+            move |link: &Link, deadline| {
+                let options = Some(options.message(named.as_ref()));
+                link.put(OPERATION, proto::PutItemsRequest { options, ..message.clone() }, &values, deadline)
+            }
         };
         let message = || {
             let checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
-            let (keys, values, options) = (keys.clone(), values.clone(), Some(options.message()));
+            let (keys, values, options) = (keys.clone(), values.clone(), Some(options.message(named.as_ref())));
             proto::BatchPutRequest { tenant: self.tenant(), keys, values, options, checksums }
         };
-        let repeatable = if options.upsert { Repeatable::IfNotDone } else { Repeatable::Always };
         let mut reply = self
-            .call_linked(OPERATION, repeatable, native, |mut attempt| {
+            .call_linked(OPERATION, Repeatable::Always, native, |mut attempt| {
                 let request = attempt.request(message());
                 async move { Ok(attempt.stub.batch_put(request).await?.into_inner()) }
             })
@@ -94,6 +97,11 @@ impl Client {
             return Err(Error::Protocol { operation: OPERATION, why: "does not have one outcome per item" });
         }
         let mut reasons = std::mem::take(&mut reply.reasons);
+        if let Some(named) = &named {
+            for reason in &reasons {
+                self.heard(named, reason).await;
+            }
+        }
         reasons.resize(count, String::new());
         let outcome = |(outcome, reason)| match outcome {
             proto::PutOutcome::Stored => Ok(PutOutcome::Stored),

@@ -58,8 +58,8 @@ struct Inner {
     /// The highest log index in any answer; reads ask for at least this much.
     seen_index: AtomicU64,
     seeds: RandomState,
-    /// Opened with the first mutation that needs one.
-    session: tokio::sync::Mutex<Option<Arc<Session>>>,
+    /// Opened with the first mutation; most often one.
+    sessions: tokio::sync::Mutex<Vec<Arc<Session>>>,
     /// Of a node on this host, once it is known to be there.
     local: OnceLock<Arc<LocalReads>>,
     writes: RecentWrites,
@@ -128,7 +128,7 @@ impl Client {
             settings,
             seen_index: AtomicU64::new(0),
             seeds: RandomState::new(),
-            session: tokio::sync::Mutex::default(),
+            sessions: tokio::sync::Mutex::default(),
             local: local.map(Arc::new).map_or_else(OnceLock::new, OnceLock::from),
             writes: RecentWrites::default(),
         };
@@ -157,8 +157,8 @@ impl Client {
         self.inner.seen_index.fetch_max(log_index, Ordering::Relaxed);
     }
 
-    pub(crate) fn session(&self) -> &tokio::sync::Mutex<Option<Arc<Session>>> {
-        &self.inner.session
+    pub(crate) fn sessions(&self) -> &tokio::sync::Mutex<Vec<Arc<Session>>> {
+        &self.inner.sessions
     }
 
     pub(crate) fn local(&self) -> Option<&Arc<LocalReads>> {

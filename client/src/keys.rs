@@ -103,14 +103,14 @@ impl Client {
             let writing = self.writing(keys.iter().map(|key| &key[..]));
             let items = self.name_items(keys.len()).await?;
             let message =
-                proto::RemoveRequest { tenant: self.tenant(), keys: keys.to_vec(), force, ids: Some(items.ids) };
+                || proto::RemoveRequest { tenant: self.tenant(), keys: keys.to_vec(), force, ids: Some(items.ids()) };
             let reply = self
                 .call("remove", Repeatable::Always, |mut attempt| {
-                    let request = attempt.request(message.clone());
+                    let request = attempt.request(message());
                     async move { Ok(attempt.stub.remove(request).await?.into_inner()) }
                 })
                 .await;
-            let reply = self.settle(items, reply).await?;
+            let reply = self.settled(&items, reply).await?;
             self.wrote(writing, reply.log_index, false);
             outcomes.extend(one_a_key("remove", keys.len(), reply.outcomes().map(outcome).collect())?);
         }
@@ -197,9 +197,9 @@ impl Client {
         let mut found = Vec::with_capacity(keys.len());
         for keys in all_key_bytes(keys)?.chunks(MAX_ITEMS) {
             let items = self.name_items(keys.len()).await?;
-            let message = proto::PinRequest { tenant: self.tenant(), keys: keys.to_vec(), ids: Some(items.ids) };
-            let reply = self.call(operation, Repeatable::Always, |attempt| call(attempt, message.clone())).await;
-            let reply = self.settle(items, reply).await?;
+            let message = || proto::PinRequest { tenant: self.tenant(), keys: keys.to_vec(), ids: Some(items.ids()) };
+            let reply = self.call(operation, Repeatable::Always, |attempt| call(attempt, message())).await;
+            let reply = self.settled(&items, reply).await?;
             self.saw(reply.log_index);
             found.extend(one_a_key(operation, keys.len(), reply.found)?);
         }

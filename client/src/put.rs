@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::native::{Link, MOST_PUT_BYTES};
 use crate::recent::Writing;
 use crate::retry::Repeatable;
+use crate::session::Items;
 use crate::types::{PutDone, PutOptions, PutOutcome};
 use crate::wire::{self, MessageBody};
 
@@ -28,21 +29,24 @@ const CHUNK_BYTES: usize = 256 << 10;
 impl Client {
     /// Stores `value`. The server verifies its checksum before the object becomes visible.
     ///
-    /// Repeated where that can help; a repetition whose first attempt did arrive answers
-    /// [`PutOutcome::AlreadyExists`]. With `upsert` it is repeated only if nothing was done.
+    /// Repeated where that can help, under one name, so that it is done once whichever attempts arrive, and when.
     ///
     /// # Errors
     /// [`Error::Key`]; what the server refuses. Nothing is stored then, unless the deadline passed: then it may be.
     pub async fn put(&self, key: impl AsRef<[u8]>, value: Bytes, options: &PutOptions) -> Result<PutDone, Error> {
         let key = key_bytes(key)?;
         let writing = self.writing([&key[..]]);
-        let repeatable = if options.upsert { Repeatable::IfNotDone } else { Repeatable::Always };
-        if value.len() <= MOST_PUT_BYTES {
-            return self.put_by_message(key, value, options, repeatable, writing).await;
-        }
-        let announce = self.announce(key, value.len() as u64, options);
-        let reply =
-            self.call("put", repeatable, |attempt| self.send_whole(attempt, announce.clone(), value.clone())).await?;
+        let items = self.name_put(1).await?;
+        let reply = if value.len() <= MOST_PUT_BYTES {
+            self.put_by_message(key, value, options, items.as_ref()).await
+        } else {
+            let announce = || self.announce(key.clone(), value.len() as u64, options, items.as_ref());
+            self.call("put", Repeatable::Always, |attempt| self.send_whole(attempt, announce(), value.clone())).await
+        };
+        let reply = match &items {
+            Some(items) => self.settled(items, reply).await?,
+            None => reply?,
+        };
         self.put_done(&reply, writing)
     }
 
@@ -51,15 +55,16 @@ impl Client {
         key: Bytes,
         value: Bytes,
         options: &PutOptions,
-        repeatable: Repeatable,
-        writing: Option<Writing<'_>>,
-    ) -> Result<PutDone, Error> {
+        items: Option<&Items>,
+    ) -> Result<proto::PutReply, Error> {
         let native = {
-            let (keys, options) = (vec![key.clone()], Some(options.message()));
-            let message = proto::PutItemsRequest { tenant: self.tenant(), keys, options, ..Default::default() };
-            let value = value.clone();
+            let message =
+                proto::PutItemsRequest { tenant: self.tenant(), keys: vec![key.clone()], ..Default::default() };
+            let (value, options, items) = (value.clone(), options.clone(), items.cloned());
             move |link: &Link, deadline| {
-                let reply = link.put("put", message.clone(), std::slice::from_ref(&value), deadline)?;
+                let options = Some(options.message(items.as_ref()));
+                let message = proto::PutItemsRequest { options, ..message.clone() };
+                let reply = link.put("put", message, std::slice::from_ref(&value), deadline)?;
                 let outcome = reply.outcomes.first().copied().unwrap_or_default();
                 Ok(proto::PutReply { outcome, log_index: reply.log_index, checksum: 0 })
             }
@@ -68,17 +73,17 @@ impl Client {
             let (key, value) = (key.clone(), value.clone());
             async move {
                 if value.len() > self.settings().unary_put_bytes {
-                    let announce = self.announce(key, value.len() as u64, options);
+                    let announce = self.announce(key, value.len() as u64, options, items);
                     return self.send_whole(attempt, announce, value).await;
                 }
                 let (tenant, checksum) = (self.tenant(), Some(crc32fast::hash(&value)));
-                let message = proto::PutRequest { tenant, key, checksum, value, options: Some(options.message()) };
+                let options = Some(options.message(items));
+                let message = proto::PutRequest { tenant, key, checksum, value, options };
                 let request = attempt.request(message);
                 Ok(attempt.stub.put(request).await?.into_inner())
             }
         };
-        let reply = self.call_linked("put", repeatable, native, grpc).await?;
-        self.put_done(&reply, writing)
+        self.call_linked("put", Repeatable::Always, native, grpc).await
     }
 
     async fn send_whole(
@@ -105,7 +110,7 @@ impl Client {
     ) -> Result<PutDone, Error> {
         let key = key_bytes(key)?;
         let writing = self.writing([&key[..]]);
-        let announce = self.announce(key, length, options);
+        let announce = self.announce(key, length, options, None);
         let (fail, mut failed) = oneshot::channel();
         let taken = Arc::new(AtomicU64::new(0));
         let chunks = Chunks {
@@ -149,8 +154,8 @@ impl Client {
         Ok(wire::reply(response, self.settings().message_bytes).await?)
     }
 
-    fn announce(&self, key: Bytes, length: u64, options: &PutOptions) -> proto::PutChunk {
-        let options = Some(options.message());
+    fn announce(&self, key: Bytes, length: u64, options: &PutOptions, items: Option<&Items>) -> proto::PutChunk {
+        let options = Some(options.message(items));
         part(Part::Announce(proto::PutAnnounce { tenant: self.tenant(), key, length, options, checksum: None }))
     }
 

@@ -1,12 +1,14 @@
 //! The client's session: names for the items of its mutations, so that one whose answer was lost can be sent again.
 //!
 //! Opened with the first mutation. An item's sequence is used once, whatever comes of the call; what has an answer, or
-//! whose caller has given up, is acknowledged with a later call, so that the server may forget it. A session that was
-//! idle for half of its lifetime is left for a new one. When the server says all the same that it is over, the next call
+//! whose caller has given up, is acknowledged with a later call, so that the server may forget it. That is said of all up to
+//! an item, so that one slow call keeps the answers to all that came after it: at [`MOST_UNACKNOWLEDGED`] a session rests, and
+//! another one goes on. A session that was idle for half of its lifetime is left for a new one. When the server says all the same that it is over, the next call
 //! opens another; the one that was told is not repeated, because nobody knows any more whether it was done.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,10 +18,12 @@ use crate::call::Client;
 use crate::error::Error;
 use crate::retry::Repeatable;
 
-/// Most items of one call; larger ones are cut. With four such calls at a time a session's answers are full.
+/// Most items of one call; larger ones are cut.
 pub(crate) const MAX_ITEMS: usize = 1024;
 /// So many answers are kept by the server before they are acknowledged.
 const ACKNOWLEDGE_EVERY: u64 = 512;
+/// Items of a session whose answers are not acknowledged: half of what the server keeps.
+const MOST_UNACKNOWLEDGED: u64 = 2048;
 
 /// One open session.
 #[derive(Debug)]
@@ -33,23 +37,34 @@ pub(crate) struct Session {
 struct State {
     /// Of the next item.
     next: u64,
-    /// Calls under way: their first sequences and how many items they have.
-    under_way: BTreeMap<u64, u64>,
+    /// The first sequences of calls under way.
+    under_way: BTreeSet<u64>,
     /// Said to the server.
     acknowledged: u64,
     used: Instant,
 }
 
-/// The names of one call's items, until it ends.
+/// The names of one call's items, until the last of these is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Items(Arc<Named>);
+
 #[derive(Debug)]
-pub(crate) struct Items {
+struct Named {
     session: Arc<Session>,
-    pub(crate) ids: proto::RequestIds,
+    ids: proto::RequestIds,
+    is_sent: AtomicBool,
+}
+
+impl Items {
+    /// For an attempt at the call.
+    pub(crate) fn ids(&self) -> proto::RequestIds {
+        proto::RequestIds { again: self.0.is_sent.swap(true, Ordering::Relaxed), ..self.0.ids }
+    }
 }
 
 impl Session {
     fn new(id: u64, lifetime: Duration) -> Self {
-        let state = State { next: 1, under_way: BTreeMap::new(), acknowledged: 0, used: Instant::now() };
+        let state = State { next: 1, under_way: BTreeSet::new(), acknowledged: 0, used: Instant::now() };
         Self { id, longest_idle: lifetime / 2, state: Mutex::new(state) }
     }
 
@@ -62,22 +77,27 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn name(self: &Arc<Self>, count: usize) -> Items {
+    /// Names for `count` items; none while too many before them are without an answer.
+    fn name(self: &Arc<Self>, count: usize) -> Option<Items> {
         let mut state = self.lock();
         let first = state.next;
-        state.next += count as u64;
-        state.used = Instant::now();
-        state.under_way.insert(first, count as u64);
-        let answered = state.under_way.keys().next().map_or(state.next, |&oldest| oldest) - 1;
+        let answered = state.under_way.first().map_or(first, |&oldest| oldest) - 1;
         let acknowledged = if answered >= state.acknowledged + ACKNOWLEDGE_EVERY { answered } else { 0 };
-        state.acknowledged = state.acknowledged.max(acknowledged);
-        let ids = proto::RequestIds { session: self.id, first, acknowledged };
+        let known = state.acknowledged.max(acknowledged);
+        let next = first + count as u64;
+        if next - 1 - known > MOST_UNACKNOWLEDGED {
+            return None;
+        }
+        *state =
+            State { next, acknowledged: known, used: Instant::now(), under_way: std::mem::take(&mut state.under_way) };
+        state.under_way.insert(first);
         drop(state);
-        Items { session: Arc::clone(self), ids }
+        let ids = proto::RequestIds { session: self.id, first, acknowledged, again: false };
+        Some(Items(Arc::new(Named { session: Arc::clone(self), ids, is_sent: AtomicBool::new(false) })))
     }
 }
 
-impl Drop for Items {
+impl Drop for Named {
     fn drop(&mut self) {
         self.session.lock().under_way.remove(&self.ids.first);
     }
@@ -86,36 +106,42 @@ impl Drop for Items {
 impl Client {
     /// Names for the `count` items of a call.
     pub(crate) async fn name_items(&self, count: usize) -> Result<Items, Error> {
-        let mut current = self.session().lock().await;
-        let session = match &*current {
-            Some(session) if session.is_fresh() => Arc::clone(session),
-            _ => {
-                // RandomState is seeded from the system's randomness; 0 is no session.
-                let id = RandomState::new().hash_one("session") | 1;
-                let message = proto::OpenSessionRequest { session: id };
-                let opened = self.call("open session", Repeatable::Always, |mut attempt| {
-                    let request = attempt.request(message);
-                    async move { Ok(attempt.stub.open_session(request).await?.into_inner()) }
-                });
-                let lifetime = Duration::from_millis(opened.await?.lifetime_ms.into());
-                Arc::clone(current.insert(Arc::new(Session::new(id, lifetime))))
+        let mut sessions = self.sessions().lock().await;
+        sessions.retain(|session| session.is_fresh());
+        loop {
+            if let Some(items) = sessions.iter().find_map(|session| session.name(count)) {
+                return Ok(items);
             }
-        };
-        drop(current);
-        Ok(session.name(count))
+            // RandomState is seeded from the system's randomness; 0 is no session.
+            let id = RandomState::new().hash_one("session") | 1;
+            let message = proto::OpenSessionRequest { session: id };
+            let opened = self.call("open session", Repeatable::Always, |mut attempt| {
+                let request = attempt.request(message);
+                async move { Ok(attempt.stub.open_session(request).await?.into_inner()) }
+            });
+            let lifetime = Duration::from_millis(opened.await?.lifetime_ms.into());
+            sessions.push(Arc::new(Session::new(id, lifetime)));
+        }
+    }
+
+    /// Names for the `count` objects of a put, if it may be sent more than once.
+    pub(crate) async fn name_put(&self, count: usize) -> Result<Option<Items>, Error> {
+        if self.settings().retries == 0 { Ok(None) } else { self.name_items(count).await.map(Some) }
     }
 
     /// Looks at the answer to a call of `items`: a session that is over is not used again.
-    pub(crate) async fn settle<T>(&self, items: Items, answer: Result<T, Error>) -> Result<T, Error> {
-        if let Err(error) = &answer
-            && error.reason() == "SESSION_EXPIRED"
-        {
-            let mut current = self.session().lock().await;
-            if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &items.session)) {
-                *current = None;
-            }
+    pub(crate) async fn settled<T>(&self, items: &Items, answer: Result<T, Error>) -> Result<T, Error> {
+        if let Err(error) = &answer {
+            self.heard(items, error.reason()).await;
         }
         answer
+    }
+
+    /// Why an item was not done.
+    pub(crate) async fn heard(&self, items: &Items, reason: &str) {
+        if reason == "SESSION_EXPIRED" {
+            self.sessions().lock().await.retain(|session| !Arc::ptr_eq(session, &items.0.session));
+        }
     }
 }
 
@@ -123,27 +149,46 @@ impl Client {
 mod tests {
     use super::*;
 
+    fn name(session: &Arc<Session>, count: usize) -> Items {
+        session.name(count).expect("room")
+    }
+
     #[test]
     fn what_has_its_answer_is_acknowledged_and_nothing_behind_it() {
         let session = Arc::new(Session::new(1, Duration::from_secs(60)));
-        let slow = session.name(1);
-        for _ in 0..3 {
-            drop(session.name(MAX_ITEMS));
-        }
-        assert_eq!(session.name(1).ids.acknowledged, 0, "the first call has no answer yet");
-        let (slow_end, next) = (slow.ids.first, session.lock().next);
+        let slow = name(&session, 1);
+        drop(name(&session, MAX_ITEMS));
+        assert_eq!(name(&session, 1).ids().acknowledged, 0, "the first call has no answer yet");
+        let (slow_end, next) = (slow.ids().first, session.lock().next);
         assert_eq!(slow_end, 1);
         drop(slow);
-        let items = session.name(1);
-        assert_eq!((items.ids.first, items.ids.acknowledged), (next, next - 1));
+        let ids = name(&session, 1).ids();
+        assert_eq!((ids.first, ids.acknowledged), (next, next - 1));
+    }
+
+    #[test]
+    fn a_session_rests_behind_a_slow_call_and_goes_on_when_that_has_ended() {
+        let session = Arc::new(Session::new(1, Duration::from_secs(60)));
+        let slow = name(&session, 1);
+        let named = std::iter::from_fn(|| session.name(128)).count() as u64;
+        assert_eq!(named, (MOST_UNACKNOWLEDGED - 1) / 128);
+        drop(slow);
+        assert_eq!(name(&session, MAX_ITEMS).ids().acknowledged, 1 + named * 128);
+    }
+
+    #[test]
+    fn only_the_first_attempt_is_no_repetition() {
+        let items = name(&Arc::new(Session::new(1, Duration::from_secs(60))), 1);
+        let clone = items.clone();
+        assert_eq!([items.ids().again, clone.ids().again, items.ids().again], [false, true, true]);
     }
 
     #[test]
     fn no_sequence_is_used_twice() {
         let session = Arc::new(Session::new(1, Duration::from_secs(60)));
-        let (one, other) = (session.name(5), session.name(2));
-        assert_eq!((one.ids.first, other.ids.first), (1, 6));
+        let (one, other) = (name(&session, 5), name(&session, 2));
+        assert_eq!((one.ids().first, other.ids().first), (1, 6));
         drop((one, other));
-        assert_eq!(session.name(1).ids.first, 8);
+        assert_eq!(name(&session, 1).ids().first, 8);
     }
 }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use tidepool_metadata::{DataType, ObjectKey, proto};
 
 use crate::error::Error;
+use crate::session::Items;
 
 /// What an acknowledged put survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +39,8 @@ pub struct PutOptions {
 }
 
 impl PutOptions {
-    pub(crate) fn message(&self) -> proto::PutOptions {
+    /// For an attempt at a put of `items`.
+    pub(crate) fn message(&self, items: Option<&Items>) -> proto::PutOptions {
         proto::PutOptions {
             durability: match self.durability {
                 Durability::Memory => proto::Durability::Memory,
@@ -50,6 +52,7 @@ impl PutOptions {
             pin: self.pin,
             replicas: self.replicas,
             min_replicas: self.min_replicas,
+            ids: items.map(Items::ids),
         }
     }
 }

@@ -43,6 +43,7 @@ fn item(number: u64, reserved_at: LogTime) -> CompleteItem {
         upsert: false,
         pin: false,
         reserved_at,
+        request: None,
     }
 }
 

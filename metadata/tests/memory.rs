@@ -66,6 +66,7 @@ fn item(number: u64, time: LogTime) -> CompleteItem {
         upsert: false,
         pin: false,
         reserved_at: time,
+        request: None,
     }
 }
 

@@ -26,7 +26,7 @@ const TENANT_QUOTA: u64 = 500;
 #[derive(Clone, Debug)]
 enum Step {
     Pass(Duration),
-    Reserve { key: u8, nodes: u8, length: u8, copies: Copies, upsert: bool, pin: bool, nvme: bool },
+    Reserve { key: u8, nodes: u8, length: u8, copies: Copies, upsert: bool, pin: bool, nvme: bool, request: Option<u8> },
     ReserveCopy { put: usize, node: u8 },
     Complete(Vec<usize>),
     Abandon(Vec<(usize, u8)>),
@@ -54,9 +54,9 @@ fn steps() -> impl Strategy<Value = Step> {
     let request = || proptest::option::of(1u8..12);
     prop_oneof![
         2 => (0u64..50_000).prop_map(|milliseconds| Step::Pass(Duration::from_millis(milliseconds))),
-        8 => (0u8..4, 1u8..8, any::<u8>(), wanted(), any::<(bool, bool, bool)>()).prop_map(
-            |(key, nodes, length, copies, (upsert, pin, nvme))| {
-                Step::Reserve { key, nodes, length, copies, upsert, pin: pin && upsert, nvme }
+        8 => (0u8..4, 1u8..8, any::<u8>(), wanted(), any::<(bool, bool, bool)>(), request()).prop_map(
+            |(key, nodes, length, copies, (upsert, pin, nvme), request)| {
+                Step::Reserve { key, nodes, length, copies, upsert, pin: pin && upsert, nvme, request }
             }),
         3 => (any::<usize>(), 0u8..NODES as u8).prop_map(|(put, node)| Step::ReserveCopy { put, node }),
         10 => many(4).prop_map(Step::Complete),
@@ -89,6 +89,10 @@ fn name(key: u8) -> (TenantId, ObjectKey) {
     (TenantId(u32::from(key) % 2), ObjectKey::new(&[b'k', key]).expect("legal key"))
 }
 
+fn request_id(sequence: Option<u8>, kind: u64) -> Option<RequestId> {
+    sequence.map(|one| RequestId { session: SESSION, sequence: kind + u64::from(one) })
+}
+
 #[derive(Default)]
 struct Model {
     now: u64,
@@ -97,6 +101,8 @@ struct Model {
     lives: BTreeMap<NodeId, (u32, NodeState)>,
     /// All copies that their nodes may have freed, ever.
     freed: BTreeSet<ReplicaId>,
+    /// Of the puts with request ids: under which version each became visible, or that it lost.
+    put: BTreeMap<u64, Option<VersionId>>,
     removals: BTreeMap<u64, RemoveOutcome>,
     pins: BTreeMap<u64, PinOutcome>,
 }
@@ -120,6 +126,27 @@ impl Model {
     }
 
     fn complete(&mut self, item: &CompleteItem) -> CompleteOutcome {
+        let Some(sequence) = item.request.map(|request| request.sequence) else { return self.complete_once(item) };
+        match self.put.get(&sequence) {
+            Some(version) if *version != Some(item.version) => {
+                self.freed.extend(item.replicas.iter().map(|new| new.replica));
+                CompleteOutcome::Repeated { stored: version.is_some() }
+            }
+            Some(_) => self.complete_once(item),
+            None => {
+                let outcome = self.complete_once(item);
+                let answer = match outcome {
+                    CompleteOutcome::Completed { .. } => Some(Some(item.version)),
+                    CompleteOutcome::AlreadyExists { .. } => Some(None),
+                    _ => None,
+                };
+                self.put.extend(answer.map(|answer| (sequence, answer)));
+                outcome
+            }
+        }
+    }
+
+    fn complete_once(&mut self, item: &CompleteItem) -> CompleteOutcome {
         let name = (item.tenant, item.key.clone());
         let existing = self.objects.get(&name).cloned();
         if let Some(object) = existing.as_ref().filter(|object| object.version == item.version) {
@@ -361,7 +388,7 @@ impl Run {
     }
 
     fn reserve(&mut self, step: &Step) {
-        let Step::Reserve { key, nodes, length, copies, upsert, pin, nvme } = *step else { return };
+        let Step::Reserve { key, nodes, length, copies, upsert, pin, nvme, request } = *step else { return };
         let sequence = self.puts.len() as u64 + 1;
         let (tenant, key) = name(key);
         let durability = if nvme { Durability::Nvme } else { Durability::Memory };
@@ -384,6 +411,7 @@ impl Run {
             upsert,
             pin,
             reserved_at: LogTime(self.model.now),
+            request: request_id(request, 300),
         });
     }
 
@@ -421,13 +449,10 @@ impl Run {
     }
 
     fn step(&mut self, step: &Step) {
-        let request = |sequence: Option<u8>, kind: u64| {
-            sequence.map(|one| RequestId { session: SESSION, sequence: kind + u64::from(one) })
-        };
         let pins = |items: &[(u8, Option<u8>)], kind| {
             let item = |&(key, sequence): &(u8, Option<u8>)| {
                 let (tenant, key) = name(key);
-                PinItem { tenant, key, request: request(sequence, kind) }
+                PinItem { tenant, key, request: request_id(sequence, kind) }
             };
             items.iter().map(item).collect()
         };
@@ -451,7 +476,7 @@ impl Run {
             Step::Remove(items) => {
                 let item = |&(key, force, sequence): &(u8, bool, Option<u8>)| {
                     let (tenant, key) = name(key);
-                    RemoveItem { tenant, key, version: None, force, request: request(sequence, 0) }
+                    RemoveItem { tenant, key, version: None, force, request: request_id(sequence, 0) }
                 };
                 self.modelled(&Command::Remove(items.iter().map(item).collect()));
             }

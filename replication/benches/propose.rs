@@ -92,6 +92,7 @@ fn object(catalog: &CatalogHandle, sequence: u64) -> CompleteItem {
         upsert: false,
         pin: false,
         reserved_at: catalog.now(),
+        request: None,
     }
 }
 

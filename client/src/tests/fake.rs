@@ -91,6 +91,7 @@ impl Store for Fake {
     type RemoveMatchingStream = Replies<proto::RemoveMatchingReply>;
 
     async fn put(&self, request: Request<proto::PutRequest>) -> Answer<proto::PutReply> {
+        self.state().request_ids.extend(request.get_ref().options.as_ref().and_then(|options| options.ids));
         self.enter("put", &request).await?;
         let message = request.into_inner();
         self.insert(message.key, message.value, message.checksum).map(Response::new)

@@ -5,10 +5,12 @@ mod fake;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tidepool_metadata::proto;
 use tonic::{Code, Status};
 
 use crate::{
-    BatchGot, Client, Error, ErrorKind, Existence, GetOptions, Matching, PutOptions, PutOutcome, RemoveOutcome,
+    BatchGot, Client, ClientSettings, Error, ErrorKind, Existence, GetOptions, Matching, PutOptions, PutOutcome,
+    RemoveOutcome,
 };
 use fake::{Fake, status};
 
@@ -113,6 +115,8 @@ async fn a_short_stream_is_an_error() {
 async fn calls_are_repeated_where_that_is_safe() {
     let (fake, client) = connected().await;
     let unavailable = || status(Code::Unavailable, "NO_LEADER", 0);
+    client.put("opens a session", bytes(10), &PutOptions::default()).await.expect("stored");
+    fake.state().calls.clear();
     fake.state().failures.extend([unavailable(), unavailable()]);
     client.put("k", bytes(10), &PutOptions::default()).await.expect("the third attempt succeeds");
     fake.state().failures.push_back(unavailable());
@@ -132,19 +136,39 @@ async fn calls_are_repeated_where_that_is_safe() {
 #[tokio::test]
 async fn a_removal_is_repeated_under_the_same_name() {
     let (fake, client) = connected().await;
-    client.put("k", bytes(10), &PutOptions::default()).await.expect("stored");
     assert_eq!(client.remove("absent", false).await.expect("opens the session"), RemoveOutcome::Missing);
+    client.put("k", bytes(10), &PutOptions::default()).await.expect("stored");
+    fake.state().request_ids.remove(1);
     fake.state().failures.push_back(status(Code::Unavailable, "NO_LEADER", 0));
     assert_eq!(client.remove("k", false).await.expect("repeated"), RemoveOutcome::Removed);
-    assert_eq!(fake.state().calls[1..], ["open_session", "remove", "remove", "remove"]);
+    assert_eq!(fake.state().calls[..], ["open_session", "remove", "put", "remove", "remove"]);
     let ids = fake.state().request_ids.clone();
-    assert_eq!((ids[0].first, ids[1].first, ids[2]), (1, 2, ids[1]));
+    assert_eq!((ids[0].first, ids[1].first), (1, 3));
+    assert_eq!(ids[2], proto::RequestIds { again: true, ..ids[1] });
 
     fake.state().failures.push_back(status(Code::FailedPrecondition, "SESSION_EXPIRED", 0));
     assert_eq!(client.remove("k", false).await.expect_err("nobody knows").reason(), "SESSION_EXPIRED");
     assert_eq!(client.remove("k", false).await.expect("in a new session"), RemoveOutcome::Missing);
     let ids = fake.state().request_ids.clone();
     assert_ne!(ids[4].session, ids[3].session);
+}
+
+#[tokio::test]
+async fn a_put_is_repeated_under_the_same_name_and_one_that_is_sent_once_has_none() {
+    let (fake, client) = connected().await;
+    client.remove("opens the session", false).await.expect("nothing to remove");
+    fake.state().request_ids.clear();
+    fake.state().failures.push_back(status(Code::Unavailable, "NO_LEADER", 0));
+    let upsert = PutOptions { upsert: true, ..PutOptions::default() };
+    client.put("k", bytes(10), &upsert).await.expect("repeated, though it replaces");
+    let ids = fake.state().request_ids.clone();
+    assert_eq!(ids[1], proto::RequestIds { again: true, ..ids[0] });
+
+    let endpoint = fake.serve().await;
+    let settings = ClientSettings { retries: 0, ..ClientSettings::default() };
+    let once = Client::builder().endpoint(endpoint).settings(settings).build().expect("legal settings");
+    once.put("k", bytes(10), &PutOptions::default()).await.expect("stored");
+    assert_eq!(fake.state().request_ids.len(), 2);
 }
 
 #[tokio::test]

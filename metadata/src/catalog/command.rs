@@ -250,6 +250,8 @@ pub struct CompleteItem {
     pub pin: bool,
     /// The log time when the put reserved, as the coordinator knew it.
     pub reserved_at: LogTime,
+    /// Under which its answer is remembered, so that another attempt at this put is not a second one.
+    pub request: Option<RequestId>,
 }
 
 /// One sealed copy.

@@ -9,7 +9,7 @@ use super::command::{
 };
 
 /// Version of the encoding of commands.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 impl Command {
     /// Appends the command's encoding to `out`. Decoding refuses more than [`MAX_COMMAND_BYTES`] or too many items:
@@ -129,6 +129,7 @@ fields!(CompleteItem {
     upsert,
     pin,
     reserved_at,
+    request,
 });
 fields!(ReplicaName { tenant, key, replica });
 fields!(AddReplicaItem { tenant, key, version, replica, durability, reserved_at });

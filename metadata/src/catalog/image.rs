@@ -356,6 +356,11 @@ impl Field for Remembered {
                 pins.write(out);
             }
             Self::Pin(PinOutcome::Missing) => out.push(5),
+            Self::Put(Some(version)) => {
+                out.push(6);
+                version.write(out);
+            }
+            Self::Put(None) => out.push(7),
             Self::Remove(RemoveOutcome::Refused(_)) | Self::Pin(PinOutcome::Refused(_)) => {
                 unreachable!("a refusal is not an answer of an executed item")
             }
@@ -368,6 +373,8 @@ impl Field for Remembered {
             3 => Self::Remove(RemoveOutcome::Pinned),
             4 => Self::Pin(PinOutcome::Pinned { pins: Field::read(input)? }),
             5 => Self::Pin(PinOutcome::Missing),
+            6 => Self::Put(Some(Field::read(input)?)),
+            7 => Self::Put(None),
             other => return Err(DecodeError::Value { what: "answer", value: u64::from(other) }),
         })
     }

@@ -76,6 +76,13 @@ pub enum CompleteOutcome {
     },
     /// Nothing changed; all copies may be freed.
     Refused(Refusal),
+    /// Another attempt at the same put came before; all copies of this one may be freed.
+    Repeated {
+        /// It became visible then, whatever came of it since; false: it lost to an object that was there.
+        stored: bool,
+    },
+    /// Its request id was refused: nothing changed, and all copies may be freed.
+    NotExecuted(RequestRefusal),
 }
 
 /// Why the catalog refused a copy or a put.

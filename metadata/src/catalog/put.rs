@@ -2,17 +2,46 @@
 //!
 //! The first completion of a key wins. What loses or is refused is retired before the answer is given, because its
 //! nodes free it on that answer, and a repeat of the command must then find nothing to make visible.
+//!
+//! A client whose put had no answer tries again, by another node perhaps, while the first attempt may still be under way in
+//! a node that is frozen. Both carry the put's request id, and only one of them counts.
 
 use super::command::{AbandonItem, CompleteItem, MAX_REPLICAS, NewReplica};
 use super::object::{Description, Name, Object, Replica};
-use super::outcome::{AbandonOutcome, CompleteOutcome, Refusal};
+use super::outcome::{AbandonOutcome, CompleteOutcome, Refusal, RequestRefusal};
 use super::retired::Stamp;
+use super::sessions::{Remembered, Verdict};
 use super::table::{MAX_OBJECTS, Slot};
 use super::tenants::Charge;
 use super::{Catalog, each};
 
 impl Catalog {
     pub(super) fn complete(&mut self, item: &CompleteItem) -> CompleteOutcome {
+        let Some(request) = item.request else { return self.complete_once(item) };
+        let outcome = match self.judge(request) {
+            Verdict::Execute => {
+                let outcome = self.complete_once(item);
+                match outcome {
+                    CompleteOutcome::Completed { .. } => self.remember(request, Remembered::Put(Some(item.version))),
+                    CompleteOutcome::AlreadyExists { .. } => self.remember(request, Remembered::Put(None)),
+                    // Said of this attempt: another may fare better.
+                    _ => {}
+                }
+                return outcome;
+            }
+            // The same attempt, proposed twice.
+            Verdict::Repeat(Remembered::Put(Some(version))) if version == item.version => {
+                return self.complete_once(item);
+            }
+            Verdict::Repeat(Remembered::Put(version)) => CompleteOutcome::Repeated { stored: version.is_some() },
+            Verdict::Repeat(_) => CompleteOutcome::NotExecuted(RequestRefusal::Mismatch),
+            Verdict::Refuse(refusal) => CompleteOutcome::NotExecuted(refusal),
+        };
+        self.retire_all(item);
+        outcome
+    }
+
+    fn complete_once(&mut self, item: &CompleteItem) -> CompleteOutcome {
         let existing = self.objects.find(item.tenant, item.key.as_bytes());
         if let Some(object) = existing.map(|slot| self.objects.get(slot))
             && object.version == item.version
@@ -31,8 +60,7 @@ impl Catalog {
             }
             Err(outcome) => outcome,
         };
-        let reserved = Stamp::of(item.reserved_at);
-        item.replicas.iter().for_each(|new| self.retire_unless_held(item, new, reserved));
+        self.retire_all(item);
         outcome
     }
 
@@ -97,11 +125,13 @@ impl Catalog {
         }
     }
 
-    /// A malformed item may name copies that are visible; those stay.
-    fn retire_unless_held(&mut self, item: &CompleteItem, new: &NewReplica, reserved: Stamp) {
+    /// None of the item's copies will be visible. A malformed item may name some that are; those stay.
+    fn retire_all(&mut self, item: &CompleteItem) {
         let slot = self.objects.find(item.tenant, item.key.as_bytes());
-        if slot.and_then(|slot| self.objects.get(slot).replica(new.replica)).is_none() {
-            self.retire(new.replica, reserved);
+        for new in &item.replicas {
+            if slot.and_then(|slot| self.objects.get(slot).replica(new.replica)).is_none() {
+                self.retire(new.replica, Stamp::of(item.reserved_at));
+            }
         }
     }
 

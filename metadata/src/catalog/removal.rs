@@ -13,7 +13,7 @@ impl Catalog {
         let execute = |catalog: &mut Self| Remembered::Remove(catalog.remove_once(item));
         match self.once(item.request, execute) {
             Ok(Remembered::Remove(outcome)) => outcome,
-            Ok(Remembered::Pin(_)) => RemoveOutcome::Refused(RequestRefusal::Mismatch),
+            Ok(_) => RemoveOutcome::Refused(RequestRefusal::Mismatch),
             Err(refusal) => RemoveOutcome::Refused(refusal),
         }
     }
@@ -30,7 +30,7 @@ impl Catalog {
         let execute = |catalog: &mut Self| Remembered::Pin(catalog.change_pins_once(item, change));
         match self.once(item.request, execute) {
             Ok(Remembered::Pin(outcome)) => outcome,
-            Ok(Remembered::Remove(_)) => PinOutcome::Refused(RequestRefusal::Mismatch),
+            Ok(_) => PinOutcome::Refused(RequestRefusal::Mismatch),
             Err(refusal) => PinOutcome::Refused(refusal),
         }
     }
@@ -42,17 +42,25 @@ impl Catalog {
         execute: impl FnOnce(&mut Self) -> Remembered,
     ) -> Result<Remembered, RequestRefusal> {
         let Some(request) = request else { return Ok(execute(self)) };
-        self.changes.insert(RowKey::Session(request.session));
-        match self.sessions.judge(request, self.time, self.settings.session_lifetime) {
+        match self.judge(request) {
             Verdict::Refuse(refusal) => Err(refusal),
             Verdict::Repeat(answer) => Ok(answer),
             Verdict::Execute => {
                 let answer = execute(self);
-                self.sessions.remember(request, answer);
-                self.changes.insert(RowKey::Answer(request));
+                self.remember(request, answer);
                 Ok(answer)
             }
         }
+    }
+
+    pub(super) fn judge(&mut self, request: RequestId) -> Verdict {
+        self.changes.insert(RowKey::Session(request.session));
+        self.sessions.judge(request, self.time, self.settings.session_lifetime)
+    }
+
+    pub(super) fn remember(&mut self, request: RequestId, answer: Remembered) {
+        self.sessions.remember(request, answer);
+        self.changes.insert(RowKey::Answer(request));
     }
 
     /// The object of a key, as callers see it.

@@ -11,9 +11,10 @@ use std::time::Duration;
 use super::command::{RequestId, SessionId};
 use super::outcome::{PinOutcome, RemoveOutcome, RequestRefusal, SessionOutcome};
 use crate::log::LogTime;
+use crate::object::VersionId;
 
 /// Most sessions at a time.
-pub const MAX_SESSIONS: usize = 16 << 10;
+pub const MAX_SESSIONS: usize = 64 << 10;
 /// Most answers remembered for one session.
 pub const MAX_SESSION_ANSWERS: usize = 4096;
 /// Most answers remembered for all sessions: about 100 MiB.
@@ -24,6 +25,8 @@ pub const MAX_ANSWERS: usize = 1 << 20;
 pub(super) enum Remembered {
     Remove(RemoveOutcome),
     Pin(PinOutcome),
+    /// A put that became visible under this version; `None`: it lost to an object that was there.
+    Put(Option<VersionId>),
 }
 
 pub(super) struct Session {

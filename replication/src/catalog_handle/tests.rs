@@ -59,6 +59,7 @@ fn complete(handle: &CatalogHandle, name: &str, sequence: u64) -> CompleteItem {
         upsert: false,
         pin: false,
         reserved_at: handle.now(),
+        request: None,
     }
 }
 

@@ -62,24 +62,25 @@ impl EngineApi {
             let (lengths, checksums) = (message.lengths.len(), message.checksums.len());
             return Err(mismatch(format!("{count} keys, {lengths} lengths, {checksums} checksums")));
         }
-        let (keys, options) = (convert::keys(&message.keys)?, convert::options(message.options.take())?);
+        let (keys, options) = (convert::keys(&message.keys)?, convert::options(message.options.take(), count)?);
         let values = self.values(&message, request.values)?;
         let inflight = self.api.inflight.admit(values.iter().map(Value::length).sum())?;
         // Copied from the connection's buffer to their places, if room for them can be had without waiting. What is given
         // up in the middle leaves nothing reserved.
         let filled = self.now(fill(&self.api, &message, keys.clone(), values, &options));
         if let Some(filled) = filled {
-            let filled = filled?;
+            let (filled, service) = (filled?, self.api.service.clone());
             return Ok(Box::pin(async move {
                 let _inflight = inflight;
-                put_reply(filled.complete().await)
+                put_reply(service.acknowledging(options.ids, filled.complete()).await)
             }));
         }
         let (this, bytes) = (self.clone(), Bytes::copy_from_slice(request.values));
         Ok(Box::pin(async move {
             let _inflight = inflight;
             let values = this.values(&message, &bytes)?;
-            put_reply(fill(&this.api, &message, keys, values, &options).await?.complete().await)
+            let filled = fill(&this.api, &message, keys, values, &options).await?;
+            put_reply(this.api.service.acknowledging(options.ids, filled.complete()).await)
         }))
     }
 

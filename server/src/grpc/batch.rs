@@ -22,14 +22,15 @@ impl StoreApi {
         }
         let keys = convert::keys(&keys)?;
         let tenant = self.tenant(&tenant).await?;
-        let options = convert::options(options)?;
+        let options = convert::options(options, count)?;
         let _inflight = self.inflight.admit(values.iter().map(|value| value.len() as u64).sum())?;
         let items = keys.into_iter().zip(&values).enumerate().map(|(position, (key, value))| PutItem {
             name: ObjectName { tenant, key },
             value: Value::Bytes(value),
             checksum: checksums.get(position).copied(),
         });
-        Ok(convert::batch_put_reply(self.service.put_batch(items.collect(), &options).await))
+        let put = self.service.put_batch(items.collect(), &options);
+        Ok(convert::batch_put_reply(self.service.acknowledging(options.ids, put).await))
     }
 
     pub(super) async fn get_objects(

@@ -44,7 +44,7 @@ pub(super) fn session(session: u64) -> Result<SessionId, Error> {
 
 /// The names of `count` items.
 pub(super) fn request_ids(ids: Option<proto::RequestIds>, count: usize) -> Result<Option<RequestIds>, Error> {
-    let Some(proto::RequestIds { session: id, first, acknowledged }) = ids else { return Ok(None) };
+    let Some(proto::RequestIds { session: id, first, acknowledged, again }) = ids else { return Ok(None) };
     if count > MAX_SESSION_ANSWERS {
         let message = format!("{count} items with request ids in one call: send at most {MAX_SESSION_ANSWERS}");
         return Err(invalid("TOO_MANY_KEYS", "keys", message));
@@ -53,7 +53,7 @@ pub(super) fn request_ids(ids: Option<proto::RequestIds>, count: usize) -> Resul
         let message = format!("first = {first} for {count} items: sequences count from 1 and fit 64 bits");
         return Err(invalid("BAD_REQUEST_ID", "ids", message));
     }
-    Ok(Some(RequestIds { session: session(id)?, first, acknowledged }))
+    Ok(Some(RequestIds { session: session(id)?, first, acknowledged, again }))
 }
 
 impl StoreApi {
@@ -66,7 +66,8 @@ impl StoreApi {
     }
 }
 
-pub(crate) fn options(options: Option<proto::PutOptions>) -> Result<PutOptions, Error> {
+/// What a put of `count` objects asks for.
+pub(crate) fn options(options: Option<proto::PutOptions>, count: usize) -> Result<PutOptions, Error> {
     let options = options.unwrap_or_default();
     if options.group.len() > MAX_GROUP_BYTES {
         let message = format!("group of {} bytes: give at most {MAX_GROUP_BYTES}", options.group.len());
@@ -80,6 +81,7 @@ pub(crate) fn options(options: Option<proto::PutOptions>) -> Result<PutOptions, 
         pin: options.pin,
         replicas: options.replicas,
         min_replicas: options.min_replicas,
+        ids: request_ids(options.ids, count)?,
     })
 }
 

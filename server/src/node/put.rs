@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use tidepool_metadata::catalog::{
     AbandonItem, AbandonOutcome, Answer, Command, CompleteItem, CompleteOutcome, Copies, MAX_COMMAND_ITEMS, NewReplica,
-    Outcome, Presence, Query,
+    Outcome, Presence, Query, RequestId,
 };
 use tidepool_metadata::{Durability, LogIndex, LogTime, ObjectKey, TenantId};
 use tidepool_replication::Read;
@@ -39,6 +39,7 @@ pub struct Reservation {
     copies: Copies,
     buffer: ObjectBuffer,
     reserved_at: LogTime,
+    request: Option<RequestId>,
 }
 
 /// An object whose bytes are all there, and their CRC-32 as the caller knows it.
@@ -71,16 +72,23 @@ impl NodeService {
     /// # Errors
     /// `VALUE_TOO_LARGE`, `NO_SPACE` after a bounded wait, those of the catalog.
     pub async fn reserve(&self, name: ObjectName, length: u64, options: PutOptions) -> Result<Reserve, Error> {
-        if !options.upsert
+        if options.yields()
             && let (log_index, present) = self.present(name.tenant, vec![name.key.clone()]).await?
             && present.first() == Some(&true)
         {
             return Ok(Reserve::AlreadyExists(already_exists(log_index)));
         }
-        Ok(Reserve::Ready(Box::new(self.reserve_room(name, length, options).await?)))
+        Ok(Reserve::Ready(Box::new(self.reserve_room(name, length, options, 0).await?)))
     }
 
-    async fn reserve_room(&self, name: ObjectName, length: u64, options: PutOptions) -> Result<Reservation, Error> {
+    /// `position`: of the object in its call.
+    async fn reserve_room(
+        &self,
+        name: ObjectName,
+        length: u64,
+        options: PutOptions,
+        position: usize,
+    ) -> Result<Reservation, Error> {
         let largest = self.inner.max_object_bytes;
         if length > largest {
             return Err(error::too_large(length, largest));
@@ -91,7 +99,8 @@ impl NodeService {
         }
         let reserved_at = self.led_catalog().await?.now();
         let buffer = self.inner.store.reserve(length, name.key.as_bytes().len()).await?;
-        Ok(Reservation { service: self.clone(), name, length, options, copies, buffer, reserved_at })
+        let request = options.ids.map(|ids| ids.of_item(position));
+        Ok(Reservation { service: self.clone(), name, length, options, copies, buffer, reserved_at, request })
     }
 
     /// Puts many small objects of one tenant with one proposal for all that fit it. One outcome per item, in order.
@@ -104,7 +113,7 @@ impl NodeService {
     pub(crate) async fn fill_batch(&self, items: Vec<PutItem<'_>>, options: &PutOptions) -> FilledBatch {
         let mut results: Vec<Option<PutResult>> = items.iter().map(|_| None).collect();
         let service = self.clone();
-        if !options.upsert
+        if options.yields()
             && let Some(first) = items.first()
         {
             let keys = items.iter().map(|item| item.name.key.clone()).collect();
@@ -125,7 +134,7 @@ impl NodeService {
             if results[position].is_some() {
                 continue;
             }
-            match self.fill(item, options).await {
+            match self.fill(item, options, position).await {
                 Ok(done) => filled.push((position, done)),
                 Err(error) => results[position] = Some(Err(error)),
             }
@@ -133,9 +142,9 @@ impl NodeService {
         FilledBatch { service, results, filled }
     }
 
-    async fn fill(&self, item: PutItem<'_>, options: &PutOptions) -> Result<Filled, Error> {
+    async fn fill(&self, item: PutItem<'_>, options: &PutOptions, position: usize) -> Result<Filled, Error> {
         let PutItem { name, value, checksum } = item;
-        let mut reservation = self.reserve_room(name, value.length(), options.clone()).await?;
+        let mut reservation = self.reserve_room(name, value.length(), options.clone(), position).await?;
         reservation.take(&value)?;
         Ok(Filled { reservation, expected: checksum })
     }
@@ -244,9 +253,18 @@ impl NodeService {
                 self.take_back(sealed, spread);
                 Ok(PutDone { outcome: PutOutcome::AlreadyExists, log_index, checksum: 0 })
             }
+            CompleteOutcome::Repeated { stored } => {
+                self.take_back(sealed, spread);
+                let outcome = if stored { PutOutcome::Stored } else { PutOutcome::AlreadyExists };
+                Ok(PutDone { outcome, log_index, checksum: sealed.checksum })
+            }
             CompleteOutcome::Refused(refusal) => {
                 self.take_back(sealed, spread);
                 Err(error::refused(refusal))
+            }
+            CompleteOutcome::NotExecuted(refusal) => {
+                self.take_back(sealed, spread);
+                Err(error::not_executed(refusal))
             }
         }
     }
@@ -367,8 +385,8 @@ impl Filled {
 
     /// Ends all change to the bytes, makes them as durable as was asked for, and says what to propose.
     async fn seal(self) -> Result<Proposal, Error> {
-        let Self { reservation: Reservation { service, name, options, copies, buffer, reserved_at, .. }, expected } =
-            self;
+        let Self { reservation, expected } = self;
+        let Reservation { service, name, options, copies, buffer, reserved_at, request, .. } = reservation;
         let (version, replica) = service.next_ids();
         let ObjectName { tenant, key } = name;
         let name = ReplicaName { tenant, key: key.clone(), version, replica };
@@ -394,6 +412,7 @@ impl Filled {
             upsert: options.upsert,
             pin: options.pin,
             reserved_at,
+            request,
         };
         Ok(Proposal { service, sealed, item, spread: Spread::default() })
     }

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use futures::future::Either;
 use tidepool_metadata::catalog::{
     Answer, Command, Outcome, Query, RequestId, RequestRefusal, SessionId, SessionOutcome, Setting,
 };
@@ -25,13 +26,19 @@ pub struct RequestIds {
     pub first: u64,
     /// The client has all answers up to here; 0: says nothing.
     pub acknowledged: u64,
+    /// The call was sent before.
+    pub again: bool,
+}
+
+impl RequestIds {
+    pub(super) fn of_item(self, position: usize) -> RequestId {
+        RequestId { session: self.session, sequence: self.first.saturating_add(position as u64) }
+    }
 }
 
 /// One id an item, for ever; none if the call has none.
 pub(super) fn each_item(ids: Option<RequestIds>) -> impl Iterator<Item = Option<RequestId>> {
-    let id =
-        move |offset| ids.map(|ids| RequestId { session: ids.session, sequence: ids.first.saturating_add(offset) });
-    (0..).map(id)
+    (0..).map(move |position| ids.map(|ids| ids.of_item(position)))
 }
 
 impl NodeService {
@@ -57,6 +64,25 @@ impl NodeService {
                 self.change_session(Command::AcknowledgeSession { session, through }).await
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Does `work`, and passes on meanwhile what the client has: that is not waited for longer, and if it can't be done, the
+    /// next call says it.
+    pub(crate) async fn acknowledging<T>(&self, ids: Option<RequestIds>, work: impl Future<Output = T>) -> T {
+        if ids.is_none_or(|ids| ids.acknowledged == 0) {
+            return work.await;
+        }
+        let acknowledged = self.acknowledge(ids);
+        tokio::pin!(work, acknowledged);
+        match futures::future::select(work, acknowledged).await {
+            Either::Left((done, _)) => done,
+            Either::Right((acknowledged, work)) => {
+                if let Err(error) = acknowledged {
+                    tracing::debug!(%error, "answers are not acknowledged");
+                }
+                work.await
+            }
         }
     }
 

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use tidepool_metadata::{DataType, LogIndex, ObjectKey, TenantId, VersionId};
 use tidepool_transfer::Memory;
 
+use super::RequestIds;
+
 pub use tidepool_metadata::catalog::{KeyFilter, ListedObject, Page as ListPage, Presence as Existence};
 
 /// An object's full name.
@@ -33,6 +35,16 @@ pub struct PutOptions {
     pub replicas: u32,
     /// With how many the put is acknowledged; 0: one.
     pub min_replicas: u32,
+    /// Names the objects of the call, so that another attempt at it is not a second put.
+    pub ids: Option<RequestIds>,
+}
+
+impl PutOptions {
+    /// Whether an object that is there already is the answer, before any bytes move. To another attempt it is not: that object
+    /// may be the first one's.
+    pub(super) fn yields(&self) -> bool {
+        !self.upsert && !self.ids.is_some_and(|ids| ids.again)
+    }
 }
 
 /// One object of a batch put.

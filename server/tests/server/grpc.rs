@@ -433,13 +433,49 @@ async fn with_a_secret_only_its_holders_may_call() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_put_sent_twice_under_one_name_is_done_once_whatever_came_between() {
+    let server = TestServer::start().await;
+    let (client, mut raw) = (server.client(), server.raw().await);
+    raw.open_session(proto::OpenSessionRequest { session: 9 }).await.unwrap();
+    let options = |first, again| {
+        let ids = Some(proto::RequestIds { session: 9, first, acknowledged: 0, again });
+        Some(proto::PutOptions { ids, ..Default::default() })
+    };
+    let value = || bytes(1, 100);
+    let put =
+        |again| proto::PutRequest { key: "a".into(), value: value(), options: options(1, again), ..Default::default() };
+    let stored = proto::PutOutcome::Stored as i32;
+    for again in [false, true, true] {
+        assert_eq!(raw.put(put(again)).await.unwrap().into_inner().outcome, stored, "its first answer");
+
+        let options_of_b = options(2, again);
+        let announce = proto::PutAnnounce { key: "b".into(), length: 100, options: options_of_b, ..Default::default() };
+        let parts = [Part::Announce(announce), Part::Data(value())];
+        let parts = parts.map(|part| proto::PutChunk { part: Some(part) });
+        assert_eq!(raw.put_stream(futures::stream::iter(parts)).await.unwrap().into_inner().outcome, stored);
+
+        let (keys, values) = (vec!["c".into(), "d".into()], vec![value(), value()]);
+        let batch = proto::BatchPutRequest { keys, values, options: options(3, again), ..Default::default() };
+        assert_eq!(raw.batch_put(batch).await.unwrap().into_inner().outcomes, [stored, stored]);
+
+        client.remove_many(&["a", "b", "c", "d"], false).await.unwrap();
+    }
+    let left = client.exists_many(&["a", "b", "c", "d"], None, true).await.unwrap();
+    assert_eq!(left, [Existence::Missing; 4], "removed objects stay removed");
+
+    client.put("a", bytes(2, 100), &PutOptions::default()).await.unwrap();
+    let exists = proto::PutOutcome::AlreadyExists as i32;
+    assert_eq!(raw.put(put(false)).await.unwrap().into_inner().outcome, exists, "said without a look at its name");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_mutation_sent_twice_under_one_name_is_done_once() {
     let server = TestServer::start().await;
     let (client, mut raw) = (server.client(), server.raw().await);
     let options = PutOptions::default();
     let put = || client.put("k", bytes(1, 100), &options);
     put().await.unwrap();
-    let ids = |first, acknowledged| Some(proto::RequestIds { session: 7, first, acknowledged });
+    let ids = |first, acknowledged| Some(proto::RequestIds { session: 7, first, acknowledged, again: false });
     let remove = |ids| proto::RemoveRequest { keys: vec!["k".into(), "absent".into()], ids, ..Default::default() };
     let pin = |ids| proto::PinRequest { keys: vec!["k".into()], ids, ..Default::default() };
     assert_eq!(reason(&raw.remove(remove(ids(1, 0))).await.unwrap_err()), "SESSION_EXPIRED");
@@ -461,7 +497,7 @@ async fn a_mutation_sent_twice_under_one_name_is_done_once() {
     assert_eq!(reason(&raw.remove(remove(ids(3, 0))).await.unwrap_err()), "BAD_REQUEST_ID", "an item of another kind");
     assert_eq!(raw.unpin(pin(ids(5, 3))).await.unwrap().into_inner().found, [true]);
     assert_eq!(reason(&raw.pin(pin(ids(3, 0))).await.unwrap_err()), "BAD_REQUEST_ID", "acknowledged");
-    for bad in [ids(0, 0), ids(u64::MAX, 0), Some(proto::RequestIds { session: 0, first: 1, acknowledged: 0 })] {
+    for bad in [ids(0, 0), ids(u64::MAX, 0), Some(proto::RequestIds { first: 1, ..Default::default() })] {
         assert_eq!(reason(&raw.pin(pin(bad)).await.unwrap_err()), "BAD_REQUEST_ID");
     }
 }

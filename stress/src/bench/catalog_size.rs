@@ -130,6 +130,7 @@ fn item(catalog: &CatalogHandle, sequence: u64) -> Result<CompleteItem, Error> {
         upsert: false,
         pin: false,
         reserved_at: catalog.now(),
+        request: None,
     })
 }
 

@@ -213,8 +213,9 @@ impl Load {
             let key = self.contended(slot);
             let fresh = GetOptions { fresh: true, ..GetOptions::default() };
             let is_answered = match random.below(100) {
-                0..30 => self.put(&clients.once, key, false, &mut random).await,
-                30..42 => self.put(&clients.once, key, true, &mut random).await,
+                0..10 => self.put(&clients.once, key, false, &mut random).await,
+                10..30 => self.put(&clients.patient, key, false, &mut random).await,
+                30..42 => self.put(&clients.patient, key, true, &mut random).await,
                 42..58 => self.remove(&clients.patient, key).await,
                 58..76 => self.get(&clients.reader, key, fresh).await,
                 76..84 => self.exists(&clients.reader, key, true).await,

@@ -324,7 +324,7 @@ impl Drill {
             return Ok(String::new());
         };
         let _runtime = runtime.enter();
-        let settings = ClientSettings { deadline: Duration::from_secs(8), retries: 0, ..ClientSettings::default() };
+        let settings = ClientSettings { deadline: Duration::from_secs(20), retries: 0, ..ClientSettings::default() };
         let client = Client::builder().endpoint(node.grpc.to_string()).settings(settings).build()?;
         let options = PutOptions::default();
         let put = client.put("drill/without-a-quorum", Bytes::from_static(b"value"), &options);

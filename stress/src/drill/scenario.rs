@@ -278,10 +278,12 @@ fn two_down(drill: &mut Drill) -> Result<(), DrillError> {
     for node in drill.others(stays) {
         drill.cluster.kill(node)?;
     }
-    let refused = drill.refused_put(stays)?;
     // A put that waits for the log until its time is over may have been done or not: that is all that can be said of it.
-    if !["NO_LEADER", "DEADLINE"].contains(&refused.as_str()) {
-        return Err(DrillError::Unclear { said: refused });
+    let waited = drill.refused_put(stays)?;
+    // The node has found out by then that nobody answers it.
+    let refused = drill.refused_put(stays)?;
+    if !["NO_LEADER", "DEADLINE"].contains(&waited.as_str()) || refused != "NO_LEADER" {
+        return Err(DrillError::Unclear { said: format!("{waited}, then {refused}") });
     }
     drill.last(500, 4000);
     for node in (0..NODES).filter(|&node| node != stays) {

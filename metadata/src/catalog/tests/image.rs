@@ -20,6 +20,10 @@ fn rich() -> World {
         item.checksums = (0..crate::SliceHeader::slice_count(item.length, 1 << 20)).collect();
         world.complete(&item);
     }
+    for (sequence, name) in [(21, "1"), (22, "new")] {
+        let request = Some(RequestId { session: SessionId(5), sequence });
+        world.complete(&CompleteItem { request, ..world.put(name, sequence, &[1]) });
+    }
     world.pin("3");
     world.remove("7");
     world.abandon("8", replica(3, 999));

@@ -93,6 +93,7 @@ impl World {
             upsert: false,
             pin: false,
             reserved_at: LogTime(self.now),
+            request: None,
         }
     }
 

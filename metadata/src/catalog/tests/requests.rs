@@ -34,6 +34,59 @@ fn a_repeated_removal_gets_its_first_answer_and_spares_a_later_put() {
     assert_eq!(world.presence("a"), Presence::Present);
 }
 
+fn attempt(world: &World, name: &str, attempt: u64, request: u64) -> CompleteItem {
+    CompleteItem { request: Some(RequestId { session: SESSION, sequence: request }), ..world.put(name, attempt, &[1]) }
+}
+
+#[test]
+fn a_put_that_was_repeated_and_removed_is_not_brought_back_by_its_first_attempt() {
+    let mut world = World::new(1);
+    open(&mut world);
+    let (frozen, repeated) = (attempt(&world, "a", 1, 1), attempt(&world, "a", 2, 1));
+    assert_eq!(world.complete(&repeated), CompleteOutcome::Completed { replicas: 1 });
+    world.remove("a");
+    assert_eq!(world.complete(&frozen), CompleteOutcome::Repeated { stored: true });
+    assert_eq!(world.presence("a"), Presence::Missing);
+    assert_eq!(world.abandon("a", replica(1, 1)), AbandonOutcome::Abandoned, "its copy may go");
+}
+
+#[test]
+fn an_attempt_at_a_put_that_lost_loses_whatever_became_of_the_winner() {
+    let mut world = World::new(1);
+    open(&mut world);
+    world.stored("a", 1, &[1]);
+    let (first, second) = (attempt(&world, "a", 2, 1), attempt(&world, "a", 3, 1));
+    assert_eq!(world.complete(&first), CompleteOutcome::AlreadyExists { version: version(1) });
+    world.remove("a");
+    assert_eq!(world.complete(&second), CompleteOutcome::Repeated { stored: false });
+    assert_eq!(world.presence("a"), Presence::Missing);
+}
+
+#[test]
+fn an_attempt_that_could_not_be_done_does_not_stand_in_the_way_of_the_next() {
+    let mut world = World::new(1);
+    open(&mut world);
+    let late = attempt(&world, "a", 1, 1);
+    world.pass(Duration::from_secs(61));
+    assert_eq!(world.complete(&late), CompleteOutcome::Refused(Refusal::ReservationExpired));
+    let next = attempt(&world, "a", 2, 1);
+    assert_eq!(world.complete(&next), CompleteOutcome::Completed { replicas: 1 });
+    assert_eq!(world.complete(&next), CompleteOutcome::Completed { replicas: 1 }, "proposed twice");
+}
+
+#[test]
+fn a_put_under_an_acknowledged_or_foreign_id_is_not_done() {
+    let mut world = World::new(1);
+    open(&mut world);
+    world.session(&acknowledge(3));
+    world.remove_item(&removal("b", 4));
+    for (request, refusal) in [(3, RequestRefusal::Acknowledged), (4, RequestRefusal::Mismatch)] {
+        let item = attempt(&world, "a", request, request);
+        assert_eq!(world.complete(&item), CompleteOutcome::NotExecuted(refusal));
+    }
+    assert_eq!(world.presence("a"), Presence::Missing);
+}
+
 #[test]
 fn regrouped_repeats_are_executed_once_each() {
     let mut world = World::new(1);
