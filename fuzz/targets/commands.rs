@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use tidepool_metadata::catalog::{Catalog, Command, EntryContext};
-use tidepool_metadata::{LogIndex, LogTime};
+use tidepool_metadata::{LogIndex, LogTime, Term};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut catalog = Catalog::new();
@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
         command.encode(&mut again);
         assert_eq!(Command::decode(&again).as_ref(), Ok(&command));
         index += 1;
-        catalog.apply(EntryContext { index: LogIndex(index), time: LogTime(index * 1000) }, &command);
+        catalog.apply(EntryContext { index: LogIndex(index), term: Term(1), time: LogTime(index * 1000) }, &command);
     }
     if index > 0 {
         catalog.validate();

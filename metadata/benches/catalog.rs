@@ -12,7 +12,7 @@ use tidepool_metadata::catalog::{
     NodeRegistration, Query, ReplicaName,
 };
 use tidepool_metadata::{
-    DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId,
+    DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, Term, VersionId,
 };
 
 /// Items of one command, as group commit makes them under load.
@@ -86,7 +86,9 @@ impl Bench {
 
     fn apply(&mut self, command: &Command) {
         self.index += 1;
-        black_box(self.catalog.apply(EntryContext { index: LogIndex(self.index), time: self.time() }, command));
+        black_box(
+            self.catalog.apply(EntryContext { index: LogIndex(self.index), term: Term(1), time: self.time() }, command),
+        );
     }
 
     /// About 50,000 items a second.

@@ -9,7 +9,7 @@ use tidepool_metadata::catalog::{
     NodeRegistration, ReplicaName,
 };
 use tidepool_metadata::{
-    DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId,
+    DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, Term, VersionId,
 };
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
@@ -95,7 +95,7 @@ impl Filler {
 
     fn apply(&mut self, command: &Command) {
         self.index += 1;
-        let at = EntryContext { index: LogIndex(self.index), time: self.time() };
+        let at = EntryContext { index: LogIndex(self.index), term: Term(1), time: self.time() };
         self.catalog.apply(at, command);
         if self.index.is_multiple_of(1024) {
             drop(self.catalog.take_changes());

@@ -15,7 +15,7 @@ use tidepool_metadata::catalog::{
     Outcome, PinItem, PinOutcome, Query, Quota, Refusal, RemoveItem, RemoveOutcome, ReplicaName, RequestId, SessionId,
 };
 use tidepool_metadata::{
-    DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId,
+    DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, Term, VersionId,
 };
 
 const NODES: u32 = 3;
@@ -366,7 +366,7 @@ impl Run {
     fn entry(&mut self) -> EntryContext {
         self.index += 1;
         self.model.index = LogIndex(self.index);
-        EntryContext { index: LogIndex(self.index), time: LogTime(self.model.now) }
+        EntryContext { index: LogIndex(self.index), term: Term(1), time: LogTime(self.model.now) }
     }
 
     /// A command that is the same for catalog and twin.
@@ -487,7 +487,7 @@ impl Run {
                 let (incarnation, known) = self.model.lives.get_mut(&node).expect("registered");
                 *known = *state;
                 let incarnation = Incarnation(*incarnation);
-                self.both(&Command::SetNodeState { node, incarnation, state: *state });
+                self.both(&Command::SetNodeState { node, incarnation, state: *state, term: None });
             }
             Step::NewLife { node } => {
                 let node = u32::from(*node) + 1;

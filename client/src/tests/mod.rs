@@ -190,7 +190,7 @@ async fn an_unreachable_server_is_named_as_such() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let endpoint = listener.local_addr().expect("is bound").to_string();
     drop(listener);
-    let settings = crate::ClientSettings { retries: 0, ..crate::ClientSettings::default() };
+    let settings = ClientSettings { retries: 0, ..ClientSettings::default() };
     let connect = Client::builder().endpoint(endpoint).settings(settings).connect();
     let error = connect.await.expect_err("nobody listens");
     assert_eq!((error.kind(), error.reason()), (ErrorKind::Unavailable, "UNREACHABLE"));

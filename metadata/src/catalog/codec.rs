@@ -12,7 +12,7 @@ use super::command::{
     TierDescription,
 };
 use crate::error::KeyError;
-use crate::log::{LogIndex, LogTime};
+use crate::log::{LogIndex, LogTime, Term};
 use crate::node::{Incarnation, NodeId, TierKind};
 use crate::object::{DataType, Durability, ObjectKey, ReplicaId, TenantId, VersionId};
 
@@ -265,7 +265,7 @@ macro_rules! wrapped {
         }
     )*};
 }
-wrapped!(NodeId, LogIndex, LogTime);
+wrapped!(NodeId, LogIndex, LogTime, Term);
 
 /// One byte: 0 for none, 1 and the value for some.
 impl<T: Field> Field for Option<T> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::copies::Copies;
-use crate::log::{LogIndex, LogTime};
+use crate::log::{LogIndex, LogTime, Term};
 use crate::node::{Incarnation, NodeId, TierKind};
 use crate::object::{DataType, Durability, ObjectKey, ReplicaId, TenantId, VersionId};
 
@@ -40,6 +40,9 @@ pub enum Command {
         incarnation: Incarnation,
         /// The new state.
         state: NodeState,
+        /// Applied only in an entry of this term: the verdict of a leader that had lost its place, from being frozen for
+        /// example, and had heard of nobody meanwhile, is none. `None`: an operator's wish.
+        term: Option<Term>,
     },
     /// A node goes for good; refused while copies are listed on it. [`super::NodeOutcome`].
     RemoveNode {

@@ -65,7 +65,7 @@ macro_rules! tagged {
 
 tagged!(Command {
     1 => RegisterNode(registration),
-    2 => SetNodeState { node, incarnation, state },
+    2 => SetNodeState { node, incarnation, state, term },
     3 => Complete(items),
     4 => Abandon(items),
     5 => AddReplicas(items),

@@ -55,7 +55,7 @@ pub use retired::{MAX_RETIRED, RESERVATION_LIFETIME, RETIREMENT};
 pub use sessions::{MAX_ANSWERS, MAX_SESSION_ANSWERS, MAX_SESSIONS};
 pub use tenants::MAX_TENANTS;
 
-use crate::log::{LogIndex, LogTime};
+use crate::log::{LogIndex, LogTime, Term};
 use crate::node::{Incarnation, NodeId};
 use crate::object::{KeyHash, ReplicaId, TenantId};
 use image::RowKey;
@@ -101,6 +101,8 @@ impl KeyBucket {
 pub struct EntryContext {
     /// The entry's index, never below the last one applied. An entry may hold several commands.
     pub index: LogIndex,
+    /// The term of the leader that logged it.
+    pub term: Term,
     /// The leader's stamp. It should advance as a clock that cannot be set does: sessions, reservations and retired ids
     /// live by it, so a wall clock that jumps by years must not move it by more than the time that passed.
     pub time: LogTime,
@@ -171,7 +173,8 @@ impl Catalog {
         self.advance(at);
         match command {
             Command::RegisterNode(registration) => Outcome::Node(self.register_node(registration)),
-            Command::SetNodeState { node, incarnation, state } => {
+            Command::SetNodeState { term: Some(term), .. } if *term != at.term => Outcome::Node(NodeOutcome::OutOfTerm),
+            Command::SetNodeState { node, incarnation, state, .. } => {
                 Outcome::Node(self.set_node_state(*node, *incarnation, *state))
             }
             Command::RemoveNode { node, incarnation } => Outcome::Node(self.remove_node(*node, *incarnation)),

@@ -52,6 +52,8 @@ pub enum NodeOutcome {
     },
     /// No such node.
     Unknown,
+    /// The verdict of a leader that was none any more when this was logged.
+    OutOfTerm,
     /// The catalog has as many nodes as it takes.
     TooMany,
     /// Copies are listed on the node: it stays until they are forgotten.

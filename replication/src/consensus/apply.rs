@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use tidepool_metadata::LogIndex;
 use tidepool_metadata::catalog::EntryContext;
+use tidepool_metadata::{LogIndex, Term};
 
 use super::core::Committed;
 use super::image::Dirty;
@@ -64,7 +64,7 @@ fn apply<S: StateMachine>(shared: &Shared<S>, mut committed: Committed<Reply<S::
     assert_eq!(index.0, state.position.index + 1, "entries are applied in order");
     // A leader whose clock is behind its predecessor's may stamp less than what it has not applied yet.
     state.time = time.map_or(state.time, |time| time.max(state.time));
-    let at = EntryContext { index, time: state.time };
+    let at = EntryContext { index, term: Term(term), time: state.time };
     let outcomes: Vec<S::Outcome> = commands.iter().map(|command| state.machine.apply(at, command)).collect();
     state.position = Position { index: index.0, term };
     state.bytes += bytes;

@@ -202,7 +202,7 @@ async fn set_state(api: &AdminApi, request: &NodeRequest, state: NodeState) -> R
     if state == NodeState::Draining && !nodes.iter().any(|other| stays(&other)) {
         return refused("LAST_NODE", format!("no other node is up that could take what node {node} holds"));
     }
-    let command = Command::SetNodeState { node, incarnation: known.incarnation, state };
+    let command = Command::SetNodeState { node, incarnation: known.incarnation, state, term: None };
     match catalog.propose(command).await? {
         (_, Outcome::Node(NodeOutcome::Accepted { .. })) => Ok(()),
         _ => refused("NODE_RESTARTED", format!("node {node} has just restarted: ask again")),

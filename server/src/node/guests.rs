@@ -37,7 +37,7 @@ impl NodeService {
         let (node, incarnation) = self.identity();
         let leave = async {
             // Nothing new comes here from now on.
-            let draining = Command::SetNodeState { node, incarnation, state: NodeState::Draining };
+            let draining = Command::SetNodeState { node, incarnation, state: NodeState::Draining, term: None };
             catalog.propose(draining).await?;
             if tokio::time::timeout(hand_over, emptied(catalog, node)).await.is_err() {
                 tracing::info!(?hand_over, "what was not handed over in time is given up");

@@ -2,14 +2,16 @@
 //!
 //! Every node is a member of the catalog's group, so its answers to the leader's heartbeats are its own heartbeats. A node
 //! that was silent for 5 s is absent: its copies are not counted as readable, and a put of their keys makes new versions. A
-//! node that is heard again is up. A new leader judges nobody before it has listened for as long. A leader whose catalog's
-//! disk is nearly full hands over to another voter. Guests that do not come back are struck out ([`super::guests`]).
+//! node that is heard again is up. A new leader judges nobody before it has listened for as long, and neither does one that
+//! stood still itself. A verdict holds only in the term of the leader that gave it: one that was frozen, and finds when it goes on
+//! that it has heard nobody, has been replaced meanwhile, and what it says is passed on to its successor. A leader whose
+//! catalog's disk is nearly full hands over to another voter. Guests that do not come back are struck out ([`super::guests`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidepool_metadata::NodeId;
-use tidepool_metadata::catalog::{Answer, Command, NodeStat, NodeState, Query};
+use tidepool_metadata::catalog::{Answer, Command, NodeOutcome, NodeStat, NodeState, Outcome, Query};
+use tidepool_metadata::{NodeId, Term};
 use tidepool_replication::{CatalogHandle, GroupStatus, MemberChange, Read, Role};
 use tokio::time::Instant;
 
@@ -46,7 +48,7 @@ pub(super) async fn hand_over(catalog: &CatalogHandle) {
 /// Runs until the catalog stops. `grace`: how long a node is waited for that is away.
 pub(super) async fn watch(catalog: CatalogHandle, grace: Duration) {
     let mut period = tokio::time::interval(PERIOD);
-    let mut leading: Option<(u64, Instant)> = None;
+    let mut listening = Listening::default();
     let mut handed_over: Option<Instant> = None;
     let mut missed = Missed::default();
     loop {
@@ -56,7 +58,7 @@ pub(super) async fn watch(catalog: CatalogHandle, grace: Duration) {
             return;
         }
         if status.role != Role::Leader {
-            (leading, missed) = (None, Missed::default());
+            missed = Missed::default();
             continue;
         }
         if status.disk_shortage.is_some() && handed_over.is_none_or(|at| at.elapsed() > HAND_OVER_AGAIN) {
@@ -64,32 +66,56 @@ pub(super) async fn watch(catalog: CatalogHandle, grace: Duration) {
             handed_over = Some(Instant::now());
             hand_over(&catalog).await;
         }
-        let since = match leading {
-            Some((term, since)) if term == status.term.0 => since,
-            _ => leading.insert((status.term.0, Instant::now())).1,
-        };
+        let listened = listening.until(Instant::now(), status.term);
+        if listened.is_zero() {
+            missed = Missed::default();
+        }
         let Ok((_, Answer::Nodes(nodes))) = catalog.query(Query::Nodes, Read::Local).await else { continue };
         missed.look(&catalog, &status, &nodes, grace);
-        for (node, state) in verdicts(&status, &nodes, since.elapsed()) {
+        for (node, state) in verdicts(&status, &nodes, listened) {
             let Some(known) = nodes.iter().find(|known| known.node == node) else { continue };
             tracing::info!(%node, ?state, "the state of a node");
-            let command = Command::SetNodeState { node, incarnation: known.incarnation, state };
-            if let Err(error) = catalog.propose(command).await {
-                tracing::warn!(%node, %error, "the state of a node is not noted yet");
+            let (incarnation, term) = (known.incarnation, Some(status.term));
+            match catalog.propose(Command::SetNodeState { node, incarnation, state, term }).await {
+                Ok((_, Outcome::Node(NodeOutcome::OutOfTerm))) => {
+                    tracing::info!(%node, ?state, "it was for another leader to say");
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%node, %error, "the state of a node is not noted yet"),
             }
         }
     }
 }
 
-/// Whose state changes, as a leader sees it that has led for so long.
-fn verdicts(status: &GroupStatus, nodes: &[NodeStat], led: Duration) -> Vec<(NodeId, NodeState)> {
+/// Since when a leader listens to the others without a break.
+#[derive(Default)]
+struct Listening {
+    term: Term,
+    since: Option<Instant>,
+    looked: Option<Instant>,
+}
+
+impl Listening {
+    /// For how long it has, when it looks at `now`. What it did not hear while it stood still was not the others' silence.
+    fn until(&mut self, now: Instant, term: Term) -> Duration {
+        let was_here = self.looked.is_some_and(|looked| now - looked < SUSPECT_AFTER);
+        if self.term != term || !was_here {
+            self.since = Some(now);
+        }
+        (self.term, self.looked) = (term, Some(now));
+        self.since.map_or(Duration::ZERO, |since| now - since)
+    }
+}
+
+/// Whose state changes, as a leader sees it that has listened for so long.
+fn verdicts(status: &GroupStatus, nodes: &[NodeStat], listened: Duration) -> Vec<(NodeId, NodeState)> {
     let silent: BTreeMap<NodeId, Option<Duration>> =
         status.peers.iter().map(|&(node, heard, _)| (node, heard)).collect();
     let verdict = |known: &NodeStat| {
         let is_here = known.node == status.node;
         let silence = silent.get(&known.node).copied().flatten();
         let is_heard = is_here || silence.is_some_and(|silence| silence < SUSPECT_AFTER);
-        let is_gone = !is_here && led > ABSENT_AFTER && silence.is_none_or(|silence| silence > ABSENT_AFTER);
+        let is_gone = !is_here && listened > ABSENT_AFTER && silence.is_none_or(|silence| silence > ABSENT_AFTER);
         match known.state {
             NodeState::Absent if is_heard => Some((known.node, NodeState::Up)),
             NodeState::Up | NodeState::Draining if is_gone => Some((known.node, NodeState::Absent)),
@@ -97,4 +123,19 @@ fn verdicts(status: &GroupStatus, nodes: &[NodeStat], led: Duration) -> Vec<(Nod
         }
     };
     nodes.iter().filter_map(verdict).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_stood_still_listens_anew() {
+        let (mut listening, begin) = (Listening::default(), Instant::now());
+        let mut at =
+            |seconds: f64, term| listening.until(begin + Duration::from_secs_f64(seconds), Term(term)).as_secs_f64();
+        assert_eq!([at(0.0, 1), at(0.5, 1), at(1.0, 1)], [0.0, 0.5, 1.0]);
+        assert_eq!(at(9.0, 1), 0.0, "it was frozen");
+        assert_eq!([at(9.5, 1), at(10.0, 2), at(10.5, 2)], [0.5, 0.0, 0.5], "a new term begins anew");
+    }
 }

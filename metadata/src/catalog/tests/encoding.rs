@@ -139,10 +139,9 @@ fn commands() -> impl Strategy<Value = Command> {
     let modes = prop_oneof![Just(ForgetMode::SurplusOnly), Just(ForgetMode::EvenLast), Just(ForgetMode::Lost)];
     prop_oneof![
         registrations().prop_map(Command::RegisterNode),
-        (any::<u32>(), any::<u32>(), states).prop_map(|(node, incarnation, state)| Command::SetNodeState {
-            node: NodeId(node),
-            incarnation: Incarnation(incarnation),
-            state
+        (any::<u32>(), any::<u32>(), states, option::of(any::<u64>())).prop_map(|(node, incarnation, state, term)| {
+            let (node, incarnation) = (NodeId(node), Incarnation(incarnation));
+            Command::SetNodeState { node, incarnation, state, term: term.map(Term) }
         }),
         (any::<u32>(), any::<u32>()).prop_map(|(node, incarnation)| Command::RemoveNode {
             node: NodeId(node),
@@ -212,7 +211,7 @@ proptest! {
     fn any_command_can_be_applied(commands in vec(commands(), 1..30)) {
         let mut catalog = Catalog::new();
         for (index, command) in commands.iter().enumerate() {
-            catalog.apply(EntryContext { index: LogIndex(index as u64), time: LogTime(1_000_000) }, command);
+            catalog.apply(EntryContext { index: LogIndex(index as u64), term: Term(1), time: LogTime(1_000_000) }, command);
         }
         catalog.validate();
     }

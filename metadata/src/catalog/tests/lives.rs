@@ -366,7 +366,7 @@ fn freed_entries_leave_the_list_up_to_their_index_only() {
 fn freed_spares_what_its_own_entry_drops() {
     let mut world = World::new(1);
     world.stored("a", 1, &[1]);
-    let at = EntryContext { index: LogIndex(world.index + 1), time: LogTime(world.now) };
+    let at = EntryContext { index: LogIndex(world.index + 1), term: Term(1), time: LogTime(world.now) };
     let removal = RemoveItem { tenant: TENANT, key: key("a"), version: None, force: false, request: None };
     world.catalog.apply(at, &Command::Remove(vec![removal]));
     world.catalog.apply(at, &Command::Freed { node: NodeId(1), through: at.index });
@@ -457,8 +457,21 @@ fn there_are_only_so_many_nodes() {
             tiers: vec![],
             labels: Labels::default(),
         };
-        let at = EntryContext { index: LogIndex(1), time: LogTime(1) };
+        let at = EntryContext { index: LogIndex(1), term: Term(1), time: LogTime(1) };
         last = Some(catalog.apply(at, &Command::RegisterNode(registration)));
     }
     assert_eq!(last, Some(Outcome::Node(NodeOutcome::TooMany)));
+}
+
+#[test]
+fn a_verdict_that_reaches_the_log_in_a_later_term_is_none() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1]);
+    let (node, incarnation) = (NodeId(1), Incarnation(1));
+    let verdict = |term| Command::SetNodeState { node, incarnation, state: NodeState::Absent, term: Some(Term(term)) };
+    // The world's entries are all of term 1.
+    assert_eq!(world.apply(&verdict(0)), Outcome::Node(NodeOutcome::OutOfTerm));
+    let second = world.put("a", 2, &[2]);
+    assert_eq!(world.complete(&second), CompleteOutcome::AlreadyExists { version: version(1) }, "node 1 is not gone");
+    assert_eq!(world.apply(&verdict(1)), Outcome::Node(NodeOutcome::Accepted { announce: false }));
 }

@@ -35,7 +35,7 @@ impl World {
 
     fn apply(&mut self, command: &Command) -> Outcome {
         self.index += 1;
-        let at = EntryContext { index: LogIndex(self.index), time: LogTime(self.now) };
+        let at = EntryContext { index: LogIndex(self.index), term: Term(1), time: LogTime(self.now) };
         let outcome = self.catalog.apply(at, command);
         self.catalog.validate();
         outcome
@@ -61,7 +61,8 @@ impl World {
     }
 
     fn set_state(&mut self, node: u32, incarnation: u32, state: NodeState) -> NodeOutcome {
-        let command = Command::SetNodeState { node: NodeId(node), incarnation: Incarnation(incarnation), state };
+        let command =
+            Command::SetNodeState { node: NodeId(node), incarnation: Incarnation(incarnation), state, term: None };
         match self.apply(&command) {
             Outcome::Node(outcome) => outcome,
             other => panic!("{other:?}"),

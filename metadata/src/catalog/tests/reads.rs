@@ -74,7 +74,7 @@ fn matching_steps_through_keys_and_names_versions() {
 #[test]
 fn a_filter_that_matches_little_ends_its_page_in_time() {
     let mut world = World::new(1);
-    let at = EntryContext { index: LogIndex(2), time: LogTime(world.now) };
+    let at = EntryContext { index: LogIndex(2), term: Term(1), time: LogTime(world.now) };
     for sequence in 0..=MAX_PAGE_ITEMS as u64 {
         let mut item = world.put(&format!("{sequence:06}"), sequence, &[1]);
         item.data_type = DataType::Tensor;

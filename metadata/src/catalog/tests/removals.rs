@@ -156,7 +156,7 @@ fn a_dropped_tenant_is_hidden_at_once_and_goes_in_bounded_steps() {
     let mut world = World::new(1);
     let tenant = create(&mut world, "x", None, None);
     let objects = MAX_COMMAND_ITEMS as u64 + 10;
-    let at = EntryContext { index: LogIndex(world.index + 1), time: LogTime(world.now) };
+    let at = EntryContext { index: LogIndex(world.index + 1), term: Term(1), time: LogTime(world.now) };
     for sequence in 1..=objects {
         let item = of(tenant, world.put(&sequence.to_string(), sequence, &[1]));
         world.catalog.apply(at, &Command::Complete(vec![item]));

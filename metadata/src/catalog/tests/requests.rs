@@ -169,7 +169,7 @@ fn a_request_id_of_another_kind_is_refused() {
 fn there_are_only_so_many_sessions_and_expired_ones_make_room() {
     let mut catalog = Catalog::new();
     let mut open = |session, seconds: u64| {
-        let at = EntryContext { index: LogIndex(1), time: LogTime(seconds * 1000) };
+        let at = EntryContext { index: LogIndex(1), term: Term(1), time: LogTime(seconds * 1000) };
         match catalog.apply(at, &Command::OpenSession { session: SessionId(session) }) {
             Outcome::Session(outcome) => outcome,
             other => panic!("{other:?}"),
