@@ -113,7 +113,7 @@ fn measure(objects: u64, operations: u64) {
     let objects = objects.next_multiple_of(BATCH);
     let mut bench = Bench::with(objects);
     // Each round is measured apart from making its commands.
-    let (mut put, mut evict, mut image, mut locate, mut miss) = (0, 0, 0, 0, 0);
+    let (mut put, mut evict, mut image, mut locate, mut miss, mut exists) = (0, 0, 0, 0, 0, 0);
     let rounds = operations / (BATCH * 64);
     for round in 0..rounds {
         let first = round * BATCH * 64;
@@ -140,17 +140,23 @@ fn measure(objects: u64, operations: u64) {
         let start = Instant::now();
         black_box(bench.catalog.query(&misses));
         miss += nanoseconds(start, BATCH * 64);
+        let Query::Locate { tenant, keys } = hits else { unreachable!("made above") };
+        let start = Instant::now();
+        black_box(bench.catalog.presences(tenant, &keys));
+        exists += nanoseconds(start, BATCH * 64);
     }
-    let per_round = [put, evict, image, locate, miss].map(|sum| sum / rounds.max(1));
-    let [put, evict, image, locate, miss] = per_round;
-    println!("{objects:>10} {put:>8} {evict:>8} {image:>8} {locate:>8} {miss:>8}");
+    let per_round = [put, evict, image, locate, miss, exists].map(|sum| sum / rounds.max(1));
+    let [put, evict, image, locate, miss, exists] = per_round;
+    println!("{objects:>10} {put:>8} {evict:>8} {image:>8} {locate:>8} {miss:>8} {exists:>8}");
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let sizes: Vec<u64> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
     let benches = arguments.iter().any(|argument| argument == "--bench");
-    println!("{:>10} {:>8} {:>8} {:>8} {:>8} {:>8}   ns each", "objects", "put", "evict", "row", "locate", "miss");
+    let [objects, put, evict, row, locate, miss, exists] =
+        ["objects", "put", "evict", "row", "locate", "miss", "exists"];
+    println!("{objects:>10} {put:>8} {evict:>8} {row:>8} {locate:>8} {miss:>8} {exists:>8}   ns each");
     match (benches, &sizes[..]) {
         (false, []) => measure(1000, 8192),
         (_, []) => [10_000, 100_000, 1_000_000].into_iter().for_each(|objects| measure(objects, 200_000)),

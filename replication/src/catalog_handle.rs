@@ -144,10 +144,9 @@ fn misses(presence: &[Presence]) -> Vec<usize> {
     (0..presence.len()).filter(|&position| presence[position] == Presence::Missing).collect()
 }
 
-/// The question about those of its keys.
-fn some_of(query: &Query, positions: &[usize]) -> Query {
-    let Query::Exists { tenant, keys } = query else { return query.clone() };
-    Query::Exists { tenant: *tenant, keys: positions.iter().map(|&position| keys[position].clone()).collect() }
+/// Those of the keys.
+fn some_of<'a, K: AsRef<[u8]>>(keys: &'a [K], positions: &[usize]) -> Vec<&'a [u8]> {
+    positions.iter().map(|&position| keys[position].as_ref()).collect()
 }
 
 impl CatalogHandle {
@@ -270,56 +269,65 @@ impl CatalogHandle {
     ///
     /// # Errors
     /// As [`CatalogHandle::query`].
-    pub async fn exists(
+    pub async fn exists_with_lease(
         &self,
         tenant: TenantId,
         keys: Vec<ObjectKey>,
-        lease: Option<Duration>,
+        lease: Duration,
         read: Read,
     ) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
-        if lease.is_some() {
-            let (index, located) = self.locate(tenant, keys, lease, read).await?;
-            let presence = |located: &Located| match located {
-                Located::Missing => Presence::Missing,
-                Located::Recovering => Presence::Recovering,
-                Located::Found(location) => location.presence,
-            };
-            return Ok((index, located.iter().map(presence).collect()));
-        }
-        let query = Query::Exists { tenant, keys };
-        let (index, mut presence) = self.presence(&query, read).await?;
+        let (index, located) = self.locate(tenant, keys, Some(lease), read).await?;
+        let presence = |located: &Located| match located {
+            Located::Missing => Presence::Missing,
+            Located::Recovering => Presence::Recovering,
+            Located::Found(location) => location.presence,
+        };
+        Ok((index, located.iter().map(presence).collect()))
+    }
+
+    /// As [`CatalogHandle::exists_with_lease`], without.
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`].
+    pub async fn exists<K: AsRef<[u8]> + Sync>(
+        &self,
+        tenant: TenantId,
+        keys: &[K],
+        read: Read,
+    ) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
+        let (index, mut presence) = self.presence(tenant, keys, read).await?;
         // A miss of a voter that may lag is confirmed before it is reported.
         let missing = misses(&presence);
         if missing.is_empty() || read == Read::Linearizable {
             return Ok((index, presence));
         }
-        let (confirmed_at, confirmed) = self.presence(&some_of(&query, &missing), Read::Linearizable).await?;
+        let again = some_of(keys, &missing);
+        let (confirmed_at, confirmed) = self.presence(tenant, &again, Read::Linearizable).await?;
         for (position, confirmed) in missing.into_iter().zip(confirmed) {
             presence[position] = confirmed;
         }
         Ok((index.max(confirmed_at), presence))
     }
 
-    /// As [`CatalogHandle::exists`] without a lease, for callers who would rather go on than wait for an election: a miss that
+    /// As [`CatalogHandle::exists`], for callers who would rather go on than wait for an election: a miss that
     /// the leader does not confirm soon is `None`.
     ///
     /// # Errors
     /// As [`CatalogHandle::query`]: what this voter has may be too old even for that.
-    pub async fn exists_or_unconfirmed(
+    pub async fn exists_or_unconfirmed<K: AsRef<[u8]> + Sync>(
         &self,
         tenant: TenantId,
-        keys: Vec<ObjectKey>,
+        keys: &[K],
         read: Read,
     ) -> Result<(LogIndex, Vec<Option<Presence>>), CatalogError> {
-        let query = Query::Exists { tenant, keys };
-        let (index, presence) = self.presence(&query, read).await?;
+        let (index, presence) = self.presence(tenant, keys, read).await?;
         let missing = misses(&presence);
         let mut answers: Vec<Option<Presence>> = presence.into_iter().map(Some).collect();
         if missing.is_empty() || read == Read::Linearizable {
             return Ok((index, answers));
         }
-        let again = some_of(&query, &missing);
-        let confirmed = tokio::time::timeout(CONFIRM_WITHIN, self.presence(&again, Read::Linearizable)).await;
+        let again = some_of(keys, &missing);
+        let confirmed = tokio::time::timeout(CONFIRM_WITHIN, self.presence(tenant, &again, Read::Linearizable)).await;
         let (confirmed_at, confirmed) = match confirmed {
             Ok(Ok((index, confirmed))) => (index, confirmed.into_iter().map(Some).collect()),
             Ok(Err(error)) if error.is_final() => return Err(error),
@@ -331,11 +339,13 @@ impl CatalogHandle {
         Ok((index.max(confirmed_at), answers))
     }
 
-    async fn presence(&self, query: &Query, read: Read) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
-        match self.consensus.read(read, |catalog| catalog.query(query)).await? {
-            (index, Answer::Presence(presence)) => Ok((index, presence)),
-            _ => Err(CatalogError::Unexpected { expected: "presence" }),
-        }
+    async fn presence<K: AsRef<[u8]> + Sync>(
+        &self,
+        tenant: TenantId,
+        keys: &[K],
+        read: Read,
+    ) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
+        self.consensus.read(read, |catalog| catalog.presences(tenant, keys)).await
     }
 
     /// Renews leases on the current versions of `keys`; answers how long each lasts from now, zero where there is none to

@@ -50,6 +50,11 @@ impl Name {
         self.key_bytes() == key && self.tenant() == tenant
     }
 
+    /// Whether these are the bytes of that name.
+    pub(super) fn are_bytes_of(bytes: &[u8], tenant: TenantId, key: &[u8]) -> bool {
+        bytes.split_at_checked(TENANT_BYTES).is_some_and(|(of, bytes)| bytes == key && of == tenant.0.to_be_bytes())
+    }
+
     /// The name with these bytes, as a row's key has them.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let (_, key) = bytes.split_at_checked(TENANT_BYTES).ok_or(DecodeError::Truncated)?;

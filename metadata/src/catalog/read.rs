@@ -19,7 +19,7 @@ impl Catalog {
     pub fn query(&self, query: &Query) -> Answer {
         match query {
             Query::Locate { tenant, keys } => Answer::Located(each(keys, |key| self.locate(*tenant, key))),
-            Query::Exists { tenant, keys } => Answer::Presence(each(keys, |key| self.presence(*tenant, key))),
+            Query::Exists { tenant, keys } => Answer::Presence(self.presences(*tenant, keys)),
             Query::List { tenant, prefix, after, limit, data_type } => {
                 Answer::Page(self.list(*tenant, prefix, after.as_ref(), *limit, *data_type))
             }
@@ -57,6 +57,20 @@ impl Catalog {
             None if self.settings.rebuilding => Presence::Recovering,
             None => Presence::Missing,
         }
+    }
+
+    /// Whether objects can be read, one answer a key.
+    #[must_use]
+    pub fn presences<K: AsRef<[u8]>>(&self, tenant: TenantId, keys: &[K]) -> Vec<Presence> {
+        let absent = if self.settings.rebuilding { Presence::Recovering } else { Presence::Missing };
+        if !self.tenants.serves(tenant) {
+            return vec![absent; keys.len()];
+        }
+        let mut presences = Vec::with_capacity(keys.len());
+        self.objects.find_each(tenant, keys, |slot| {
+            presences.push(slot.map_or(absent, |slot| self.presence_of(self.objects.get(slot))));
+        });
+        presences
     }
 
     fn presence_of(&self, object: &Object) -> Presence {

@@ -24,6 +24,8 @@ pub(super) struct Slot(pub(super) u32);
 
 /// Objects of one block of the slab: what fits 128 KiB, a size of which the allocator wastes nothing.
 const BLOCK: usize = (128 << 10) / size_of::<Option<Object>>();
+/// Keys that are looked up side by side: more than a processor fetches memory for at a time.
+const ABREAST: usize = 32;
 /// Most objects: what a slot can number, with room to spare.
 pub(super) const MAX_OBJECTS: usize = 1 << 31;
 
@@ -55,6 +57,29 @@ impl ObjectTable {
         self.buckets[KeyBucket::of(hash).index()]
             .find(spread(hash), |&slot| self.get(slot).name.is(tenant, key))
             .copied()
+    }
+
+    /// As [`Self::find`], of many keys in order. Each of its steps is done for some keys before the next, so that the memory
+    /// that one of them needs comes while that of the others does: most of the time of a lookup is waiting for it.
+    pub(super) fn find_each<K: AsRef<[u8]>>(&self, tenant: TenantId, keys: &[K], mut found: impl FnMut(Option<Slot>)) {
+        for keys in keys.chunks(ABREAST) {
+            let (mut candidates, mut names) = ([None; ABREAST], [&[][..]; ABREAST]);
+            for (candidate, key) in candidates.iter_mut().zip(keys) {
+                let hash = KeyHash::of(tenant, key.as_ref());
+                // The first one that has these bits of the hash, or none at all.
+                *candidate = self.buckets[KeyBucket::of(hash).index()].find(spread(hash), |_| true).copied();
+            }
+            for (name, candidate) in names.iter_mut().zip(candidates) {
+                *name = candidate.map_or(&[], |slot| self.get(slot).name.as_bytes());
+            }
+            for ((key, candidate), name) in keys.iter().zip(candidates).zip(names) {
+                let key = key.as_ref();
+                found(match candidate {
+                    Some(_) if !Name::are_bytes_of(name, tenant, key) => self.find(tenant, key),
+                    found => found,
+                });
+            }
+        }
     }
 
     pub(super) fn get(&self, slot: Slot) -> &Object {

@@ -76,7 +76,12 @@ fn name(name: &str, sequence: u64) -> ForgetName {
 }
 
 async fn exists(handle: &CatalogHandle, name: &str, lease: Option<Duration>) -> Presence {
-    let (_, presence) = handle.exists(TenantId::DEFAULT, vec![key(name)], lease, Read::Linearizable).await.unwrap();
+    let (tenant, keys) = (TenantId::DEFAULT, vec![key(name)]);
+    let presence = match lease {
+        Some(lease) => handle.exists_with_lease(tenant, keys, lease, Read::Linearizable).await,
+        None => handle.exists(tenant, &keys, Read::Linearizable).await,
+    };
+    let (_, presence) = presence.unwrap();
     presence[0]
 }
 

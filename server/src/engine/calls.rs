@@ -1,6 +1,6 @@
 //! The calls: what each does with its message and its values.
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use prost::Message;
 use tidepool_metadata::envelope::{MOST_VALUE_BYTES, Request};
 use tidepool_metadata::proto::{self, EngineMethod};
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::grpc::{StoreApi, convert, describe};
 use crate::node::{FilledBatch, ObjectName, Opened, PutDone, PutItem, PutOptions, Value};
 
-fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, Error> {
+fn decode<M: Message + Default>(bytes: impl Buf) -> Result<M, Error> {
     M::decode(bytes)
         .map_err(|error| Error::new(ErrorKind::Invalid, "BAD_MESSAGE", format!("the message can't be read: {error}")))
 }
@@ -51,7 +51,8 @@ impl EngineApi {
         request: &Request<'_>,
         call: impl FnOnce(StoreApi, M) -> F,
     ) -> Result<Begun, Error> {
-        Ok(Box::pin(call(self.api.clone(), decode(request.message)?)))
+        // Its keys and values are parts of one buffer.
+        Ok(Box::pin(call(self.api.clone(), decode(Bytes::copy_from_slice(request.message))?)))
     }
 
     /// One value or many, from behind the message or from lent memory.

@@ -17,22 +17,36 @@ pub(crate) fn invalid(reason: &'static str, field: &'static str, message: String
     Error::new(ErrorKind::Invalid, reason, message).field(field)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "as map_err has it")]
+fn bad_key(error: KeyError) -> Error {
+    let reason = match error {
+        KeyError::Empty => "KEY_EMPTY",
+        KeyError::TooLong { .. } => "KEY_TOO_LONG",
+    };
+    invalid(reason, "key", error.to_string())
+}
+
 pub(super) fn key(bytes: &[u8]) -> Result<ObjectKey, Error> {
-    ObjectKey::new(bytes).map_err(|error| {
-        let reason = match error {
-            KeyError::Empty => "KEY_EMPTY",
-            KeyError::TooLong { .. } => "KEY_TOO_LONG",
-        };
-        invalid(reason, "key", error.to_string())
-    })
+    ObjectKey::new(bytes).map_err(bad_key)
 }
 
 pub(crate) fn keys(keys: &[Bytes]) -> Result<Vec<ObjectKey>, Error> {
+    check_count(keys)?;
+    keys.iter().map(|bytes| key(bytes)).collect()
+}
+
+/// Whether all of them are keys, where they lie.
+pub(super) fn check_keys(keys: &[Bytes]) -> Result<(), Error> {
+    check_count(keys)?;
+    keys.iter().try_for_each(|bytes| ObjectKey::check(bytes).map_err(bad_key))
+}
+
+fn check_count(keys: &[Bytes]) -> Result<(), Error> {
     if keys.len() > MAX_KEYS {
         let message = format!("{} keys in one call: send at most {MAX_KEYS}", keys.len());
         return Err(invalid("TOO_MANY_KEYS", "keys", message));
     }
-    keys.iter().map(|bytes| key(bytes)).collect()
+    Ok(())
 }
 
 pub(super) fn session(session: u64) -> Result<SessionId, Error> {

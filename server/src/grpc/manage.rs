@@ -31,16 +31,22 @@ fn millis(duration: Duration) -> u32 {
 
 impl StoreApi {
     pub(crate) async fn exists_keys(&self, request: proto::ExistsRequest) -> Result<proto::ExistsReply, Error> {
-        let keys = convert::keys(&request.keys)?;
+        let keys = &request.keys;
+        convert::check_keys(keys)?;
         let tenant = self.tenant(&request.tenant).await?;
-        let lease = (request.lease_ms > 0).then(|| lease(request.lease_ms));
         let freshness = convert::freshness(request.fresh, request.seen_index);
-        let presence = if request.allow_unconfirmed && lease.is_none() {
-            self.service.exists_or_unconfirmed(tenant, keys, freshness).await?
+        let outcome = |presence| convert::existence(presence).into();
+        let outcomes = if request.lease_ms > 0 {
+            let (keys, lease) = (convert::keys(keys)?, lease(request.lease_ms));
+            let presence = self.service.exists_with_lease(tenant, keys, lease, freshness).await?;
+            presence.into_iter().map(Some).map(outcome).collect()
+        } else if request.allow_unconfirmed {
+            let presence = self.service.exists_or_unconfirmed(tenant, keys, freshness).await?;
+            presence.into_iter().map(outcome).collect()
         } else {
-            self.service.exists(tenant, keys, lease, freshness).await?.into_iter().map(Some).collect()
+            let presence = self.service.exists(tenant, keys, freshness).await?;
+            presence.into_iter().map(Some).map(outcome).collect()
         };
-        let outcomes = presence.into_iter().map(|presence| convert::existence(presence).into()).collect();
         Ok(proto::ExistsReply { outcomes })
     }
 

@@ -179,25 +179,39 @@ impl NodeService {
     ///
     /// # Errors
     /// Those of the catalog.
-    pub async fn exists(
+    pub async fn exists_with_lease(
         &self,
         tenant: TenantId,
         keys: Vec<ObjectKey>,
-        lease: Option<std::time::Duration>,
+        lease: std::time::Duration,
         freshness: Freshness,
     ) -> Result<Vec<Presence>, Error> {
-        let (_, presence) = self.catalog().await?.exists(tenant, keys, lease, read_of(freshness)).await?;
+        let (_, presence) = self.catalog().await?.exists_with_lease(tenant, keys, lease, read_of(freshness)).await?;
         Ok(presence)
     }
 
-    /// As [`NodeService::exists`] without a lease; a miss that the leader does not confirm soon is `None`.
+    /// As [`NodeService::exists_with_lease`], without; what is no key names no object.
     ///
     /// # Errors
     /// Those of the catalog.
-    pub async fn exists_or_unconfirmed(
+    pub async fn exists<K: AsRef<[u8]> + Sync>(
         &self,
         tenant: TenantId,
-        keys: Vec<ObjectKey>,
+        keys: &[K],
+        freshness: Freshness,
+    ) -> Result<Vec<Presence>, Error> {
+        let (_, presence) = self.catalog().await?.exists(tenant, keys, read_of(freshness)).await?;
+        Ok(presence)
+    }
+
+    /// As [`NodeService::exists`]; a miss that the leader does not confirm soon is `None`.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub async fn exists_or_unconfirmed<K: AsRef<[u8]> + Sync>(
+        &self,
+        tenant: TenantId,
+        keys: &[K],
         freshness: Freshness,
     ) -> Result<Vec<Option<Presence>>, Error> {
         let catalog = self.catalog().await?;

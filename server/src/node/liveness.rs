@@ -129,8 +129,8 @@ fn verdicts(status: &GroupStatus, nodes: &[NodeStat], listened: Duration) -> Vec
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_leader_that_stood_still_listens_anew() {
+    #[test]
+    fn a_leader_that_stood_still_listens_anew() {
         let (mut listening, begin) = (Listening::default(), Instant::now());
         let mut at =
             |seconds: f64, term| listening.until(begin + Duration::from_secs_f64(seconds), Term(term)).as_secs_f64();

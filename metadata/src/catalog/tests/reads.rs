@@ -157,3 +157,20 @@ fn stat_says_what_the_put_asked() {
     assert_eq!((stat.listed.pins, stat.listed.replicas, stat.listed.length), (1, 2, 100));
     assert_eq!(world.catalog.query(&Query::Stat { tenant: TENANT, key: key("b") }), Answer::Stat(None));
 }
+
+#[test]
+fn many_keys_are_answered_as_each_of_them() {
+    let mut world = World::new(1);
+    // More than one part of every bucket's tags is taken, so that keys meet others' tags.
+    for sequence in 0..3000 {
+        world.catalog.apply(
+            EntryContext { index: LogIndex(world.index + 1 + sequence), term: Term(1), time: LogTime(world.now) },
+            &Command::Complete(vec![world.put(&format!("k{sequence}"), sequence, &[1])]),
+        );
+    }
+    let keys: Vec<ObjectKey> = (0..6000).map(|number| key(&format!("k{}", number * 7 % 6000))).collect();
+    let alone: Vec<Presence> = keys.iter().map(|key| world.catalog.presence(TENANT, key)).collect();
+    assert_eq!(world.catalog.presences(TENANT, &keys), alone);
+    assert_eq!(alone.iter().filter(|&&presence| presence == Presence::Present).count(), 3000);
+    assert_eq!(world.catalog.presences(TenantId(9), &keys[..1]), [Presence::Missing], "no such tenant");
+}
