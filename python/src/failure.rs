@@ -90,6 +90,12 @@ pub(crate) fn of_client(py: Python<'_>, error: &Error) -> PyErr {
     exception(py, kind_name(error.kind()), error.reason(), &words, retry_after, field)
 }
 
+/// The exception for an error of a node in this process.
+#[cfg(feature = "embedded")]
+pub(crate) fn of_server(py: Python<'_>, error: &tidepool_server::Error) -> PyErr {
+    exception(py, kind_name(error.kind()), error.reason(), &error.to_string(), None, error.field_name())
+}
+
 /// The exception for an error of the transfer engine.
 pub(crate) fn of_transfer(py: Python<'_>, error: &TransferError) -> PyErr {
     let reason = match error {

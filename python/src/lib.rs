@@ -5,8 +5,8 @@
 //! - Bytes of Python objects go in and out without a copy here; what they lie in is kept until nothing uses it any more.
 //! - A process has one runtime, made by the first connection; a forked child does not share its parent's connections.
 //!
-//! Shapes, types, trees and everything that people read is on the Python side, in the package beside this crate. What
-//! this crate is not: a server. It links none of its parts.
+//! Shapes, types, trees and everything that people read is on the Python side, in the package beside this crate. With the
+//! feature `embedded` it links the server, for instances in the program's process; without it, it is a client alone.
 
 mod address;
 mod buffer;
@@ -15,6 +15,8 @@ mod connection;
 mod convert;
 mod engine;
 mod failure;
+#[cfg(feature = "embedded")]
+mod instance;
 mod interpreter;
 mod raw;
 mod runtime;
@@ -29,6 +31,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<connection::Connection>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<engine::Transfer>()?;
+    #[cfg(feature = "embedded")]
+    module.add_class::<instance::Instance>()?;
     view::add(module)?;
     module.add_function(wrap_pyfunction!(completion::shut_down, module)?)?;
     module.add_function(wrap_pyfunction!(address::read_memory, module)?)?;

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! Crash: the cluster takes a process that was killed for a node that is away; after `replicas.repair_grace` of the leader its
-//! copies are struck out. A temporary folder that it left is removed by the next instance on the machine ([`Temporary`]).
+//! copies are struck out. A temporary folder that it left is removed by the next instance on the machine.
 
 mod temporary;
 

@@ -8,8 +8,8 @@ True
 b'bytes'
 
 ``Store`` waits in each call, ``AsyncStore`` is for asyncio, ``TransferEngine`` moves bytes between the registered
-memory of two processes without a store. A missing object is ``None``, never an exception; what fails raises a
-``TidepoolError``, whose ``reason`` is for programs.
+memory of two processes without a store, ``Store.embedded`` lends memory of this process to a cluster. A missing object is
+``None``, never an exception; what fails raises a ``TidepoolError``, whose ``reason`` is for programs.
 """
 
 import atexit as _atexit
@@ -17,6 +17,7 @@ import atexit as _atexit
 from . import _native
 from ._native import View, __version__
 from .aio import AsyncStore
+from .embedded import EmbeddedStore
 from .engine import TransferEngine, Transfer
 from .errors import (
     ConflictError,
@@ -43,6 +44,7 @@ __all__ = [
     "DataType",
     "DeadlineError",
     "DeniedError",
+    "EmbeddedStore",
     "ExhaustedError",
     "InternalError",
     "InvalidError",

@@ -1,11 +1,14 @@
 """Arguments as the native part takes them; shared by the waiting and the awaited store."""
 
+import json
 import os
-from typing import List, Optional, Tuple, Union
+from typing import List, Mapping, Optional, Tuple, Union
 
 from .errors import InvalidError
 
 Endpoints = Union[str, List[str]]
+Size = Union[int, str]
+Path = Union[str, "os.PathLike[str]"]
 
 
 def connection(
@@ -32,6 +35,60 @@ def connection(
     elif token_file:
         raise InvalidError("give a token or a token file, not both", "BAD_ARGUMENT", field="token_file")
     return endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads, same_host
+
+
+def embedded(
+    join: Endpoints,
+    dram: Size,
+    nvme: Optional[Size],
+    nvme_path: Optional[Path],
+    nvme_write_policy: str,
+    data: Optional[Path],
+    listen: str,
+    advertise: Optional[str],
+    secret_file: Optional[Path],
+    settings: Optional[Mapping[str, object]],
+) -> List[str]:
+    """The settings of an instance, as ``tidepool serve --set`` takes them."""
+    named = {
+        "cluster.join": [join] if isinstance(join, str) else list(join),
+        "dram.capacity": dram,
+        "grpc.listen": listen,
+        "cluster.advertise": advertise,
+        "cluster.secret_file": secret_file or os.environ.get("TIDEPOOL_TOKEN_FILE"),
+        "data": data,
+    }
+    if nvme is not None:
+        named["nvme.enabled"] = True
+        named["nvme.capacity"] = nvme
+        named["nvme.path"] = nvme_path
+        named["nvme.write_policy"] = nvme_write_policy
+    elif nvme_path is not None:
+        raise InvalidError("give nvme, the bytes of disk to lend, beside nvme_path", "BAD_ARGUMENT", field="nvme")
+    named.update(settings or {})
+    return [f"{field}={_toml(value)}" for field, value in named.items() if value is not None]
+
+
+def size(name: str, value: Size) -> int:
+    """Bytes, from a number or from text such as ``10GiB``."""
+    if isinstance(value, int):
+        return value
+    for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1):
+        if value.endswith(unit) and value[: -len(unit)].strip().isdigit():
+            return int(value[: -len(unit)]) << (10 * power)
+    raise InvalidError(f"{name} is {value!r}: give bytes, or such as 10GiB", "BAD_ARGUMENT", field=name)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, (str, os.PathLike)):
+        return json.dumps(os.fspath(value), ensure_ascii=False)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    raise TypeError(f"a setting is text, a number, a bool or a list of them, not {type(value).__name__}")
 
 
 Options = Tuple[bool, int, str, bool, bool, int, int]

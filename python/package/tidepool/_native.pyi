@@ -71,6 +71,28 @@ class Connection:
         groups: List[str],
     ) -> List[Any]: ...
 
+class Instance:
+    """A node in this process. Not there in a module that was built without the feature ``embedded``."""
+
+    @staticmethod
+    def start(awaits: bool, settings: List[str]) -> Any: ...
+    @property
+    def endpoint(self) -> str:
+        """Where its own process reaches it."""
+    @property
+    def address(self) -> str:
+        """Where other nodes reach it."""
+    @property
+    def node(self) -> str:
+        """Its number in the cluster."""
+    @property
+    def temporary(self) -> bool:
+        """Whether its folders go with it."""
+    def leave(self, awaits: bool, hand_over: float) -> Any: ...
+    def stop(self, awaits: bool) -> Any: ...
+    def attach_nvme(self, awaits: bool, path: Optional[str], capacity: Optional[int]) -> Any: ...
+    def detach_nvme(self, awaits: bool) -> Any: ...
+
 class Transfer:
     """A transfer on its way. It goes on if this is dropped."""
 

@@ -1,13 +1,16 @@
 """``Store``: the calls that wait."""
 
 import os
-from typing import Any, Iterator, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Sequence, Union
 
 from . import _arguments, trees, types
 from ._native import Connection, View
 from .errors import InvalidError, TidepoolError
 from .tensors import Tensor, decode, encode
 from .types import DataType, Key, Listed, ObjectStat, RemoveProgress, ServerInfo
+
+if TYPE_CHECKING:
+    from .embedded import EmbeddedStore
 
 
 class Store:
@@ -68,6 +71,13 @@ class Store:
             same_host,
         )
         return cls(Connection.connect(False, *arguments))
+
+    @classmethod
+    def embedded(cls, join: _arguments.Endpoints, **options: Any) -> "EmbeddedStore":
+        """Lends memory of this process to a cluster, and connects to it: see :class:`tidepool.EmbeddedStore`."""
+        from .embedded import EmbeddedStore
+
+        return EmbeddedStore.start(join, **options)
 
     def close(self) -> None:
         """Lets go of the connection. Calls under way end as they would have; later ones raise ``CLOSED``."""

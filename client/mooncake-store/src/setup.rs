@@ -1,0 +1,105 @@
+//! What `setup` is told, and the client that comes of it.
+
+use std::time::{Duration, Instant};
+
+use tidepool_client::{Client, ClientSettings, ErrorKind};
+
+use crate::code::{self, INTERNAL_ERROR, INVALID_PARAMS, NOT_SUPPORTED};
+
+const DEFAULT_MASTER: &str = "127.0.0.1:50051";
+/// How often a node that can't be reached is tried, and the pause from one attempt's begin to the next.
+const ATTEMPTS: u64 = 20;
+const ATTEMPT: Duration = Duration::from_secs(1);
+const DEADLINE_MS: u64 = 30_000;
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    variable(name).and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+/// Refuses transports that bytes can't take here.
+pub(crate) fn check_protocol(protocol: &str) -> Result<(), i32> {
+    match protocol.trim().to_ascii_lowercase().as_str() {
+        "" | "tcp" | "rpc_only" | "local" | "p2p" => Ok(()),
+        "rdma" if may_fall_back() => {
+            tracing::warn!("protocol rdma is not available: tcp and shared memory are used, as MC_FORCE_TCP allows");
+            Ok(())
+        }
+        "rdma" => {
+            tracing::error!("protocol rdma is not available; set MC_FORCE_TCP=1 to allow tcp and shared memory");
+            Err(INVALID_PARAMS)
+        }
+        other => {
+            tracing::error!(protocol = other, "this protocol is not known; give tcp or rdma");
+            Err(INVALID_PARAMS)
+        }
+    }
+}
+
+fn may_fall_back() -> bool {
+    let allowed = variable("MC_FORCE_TCP").unwrap_or_default().to_ascii_lowercase();
+    matches!(allowed.as_str(), "1" | "true" | "yes" | "on")
+}
+
+/// The address of the node that is named as master.
+pub(crate) fn endpoint(master: &str) -> Result<String, i32> {
+    let master = master.trim();
+    match master.split_once("://") {
+        Some((scheme, _)) if !matches!(scheme, "http" | "unix") => {
+            tracing::error!(master, "name the address of a node: {scheme} is not used here");
+            Err(NOT_SUPPORTED)
+        }
+        _ if master.is_empty() => Ok(DEFAULT_MASTER.to_owned()),
+        _ => Ok(master.to_owned()),
+    }
+}
+
+/// Connects to the node; asks again while nothing answers there.
+pub(crate) async fn connect(endpoint: String) -> Result<Client, i32> {
+    let deadline = Duration::from_millis(number("MC_RPC_TIMEOUT_MS", DEADLINE_MS).max(1));
+    let same_host = variable("TIDEPOOL_SAME_HOST").is_none_or(|value| value != "0");
+    let attempts = number("MC_STORE_CLIENT_SETUP_RETRIES", ATTEMPTS).max(1);
+    for attempt in 1..=attempts {
+        let began = Instant::now();
+        let settings = ClientSettings { deadline, same_host, ..ClientSettings::default() };
+        let mut builder = Client::builder().endpoint(&endpoint).settings(settings);
+        if let Some(path) = variable("TIDEPOOL_TOKEN_FILE") {
+            builder = builder.token_file(path.as_ref()).map_err(|error| {
+                tracing::error!(path, %error, "read the token");
+                INVALID_PARAMS
+            })?;
+        }
+        let connected = tokio::time::timeout(5 * ATTEMPT, builder.connect()).await;
+        match connected {
+            Ok(Ok(client)) => return Ok(client),
+            Ok(Err(error)) if !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Deadline) => {
+                tracing::error!(endpoint, %error, "the node refuses");
+                return Err(code::of(&error));
+            }
+            Ok(Err(error)) => tracing::warn!(endpoint, attempt, attempts, %error, "the node does not answer"),
+            Err(_) => tracing::warn!(endpoint, attempt, attempts, "the node does not answer"),
+        }
+        if attempt < attempts {
+            tokio::time::sleep(ATTEMPT.saturating_sub(began.elapsed())).await;
+        }
+    }
+    Err(INTERNAL_ERROR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_master_is_a_node_and_no_directory_of_them() {
+        assert_eq!(endpoint(" host:7420 ").as_deref(), Ok("host:7420"));
+        assert_eq!(endpoint("").as_deref(), Ok(DEFAULT_MASTER));
+        assert_eq!(endpoint("unix:///run/tidepool.sock").as_deref(), Ok("unix:///run/tidepool.sock"));
+        assert_eq!(endpoint("etcd://host:2379"), Err(NOT_SUPPORTED));
+        assert_eq!(check_protocol("TCP"), Ok(()));
+        assert_eq!(check_protocol("ascend"), Err(INVALID_PARAMS));
+    }
+}

@@ -1,0 +1,172 @@
+"""``EmbeddedStore``: a store whose memory is, in part, this process's own."""
+
+import atexit
+import os
+import weakref
+from typing import Any, Mapping, Optional
+
+from . import _arguments, _native
+from ._native import Connection
+from .errors import InvalidError, TidepoolError, UnimplementedError
+from .store import Store
+
+_OPEN: "weakref.WeakSet[EmbeddedStore]" = weakref.WeakSet()
+_HAND_OVER = 20.0
+
+
+class EmbeddedStore(Store):
+    """A store of which this process lends a part: made by :meth:`Store.embedded`.
+
+    An instance of the store runs in this process, and lends DRAM, and NVMe if asked to, to the cluster that it joins. It is
+    a store like any other: what it puts lies in its own memory, where it reads it without a call; all other clients of the
+    cluster find it too. It never votes, and holds a copy of the catalog, about 250 bytes an object.
+
+    :meth:`close` ends it; so does the end of the program. A temporary instance (without ``data``) hands over what it holds
+    before it goes. What of it had no other copy, and was not handed over in time, is gone.
+    """
+
+    def __init__(self, connection: Connection, instance: "_native.Instance", hand_over: float) -> None:
+        """Wraps native objects; use :meth:`Store.embedded`."""
+        super().__init__(connection)
+        self._instance = instance
+        self._hand_over = hand_over
+        self._process = os.getpid()
+
+    @classmethod
+    def start(
+        cls,
+        join: _arguments.Endpoints,
+        *,
+        dram: _arguments.Size = "256MiB",
+        nvme: Optional[_arguments.Size] = None,
+        nvme_path: Optional[_arguments.Path] = None,
+        nvme_write_policy: str = "on_evict",
+        data: Optional[_arguments.Path] = None,
+        listen: str = "127.0.0.1:0",
+        advertise: Optional[str] = None,
+        token_file: Optional[_arguments.Path] = None,
+        settings: Optional[Mapping[str, Any]] = None,
+        hand_over: float = _HAND_OVER,
+        **connection: Any,
+    ) -> "EmbeddedStore":
+        """Joins a cluster, and has its catalog when this returns.
+
+        Args:
+            join: ``host:port`` of a node of the cluster, or a list of them.
+            dram: bytes to lend, or text such as ``"4GiB"``; 16 MiB and more.
+            nvme: bytes of disk to lend; None: no disk.
+            nvme_path: where on a disk. A temporary instance makes a folder of its own there, and removes it. Default: in
+                ``data``, or the system's temporary directory.
+            nvme_write_policy: ``on_evict``, ``write_through`` or ``never``.
+            data: a folder to come back to: an instance that was stopped, and starts again over it in time, has what it
+                had. Default: none; the instance is a temporary one.
+            listen: where other nodes reach it. With nodes on other machines: an address of this one, and a secret.
+            advertise: ``host:port`` that others are told, if that is another one.
+            token_file: the cluster's secret (default ``$TIDEPOOL_TOKEN_FILE``).
+            settings: further settings of a node, such as ``{"nvme.queue_depth": 64, "labels.rack": "r7"}``.
+            hand_over: seconds that others have to take over what a temporary instance holds, when it ends.
+            connection: as of :meth:`Store.connect`: tenant, deadline, connect_timeout, connections, retries, local_reads,
+                same_host.
+
+        Raises:
+            InvalidError: a setting is out of bounds (``BAD_CONFIG``). UnavailableError: no node let it in within a minute.
+            UnimplementedError: the module was built without this.
+        """
+        if not hasattr(_native, "Instance"):
+            raise UnimplementedError("this module was built without the feature `embedded`", "UNIMPLEMENTED", None, "")
+        if not hand_over >= 0:
+            raise InvalidError(f"hand_over is {hand_over!r}: give seconds", "BAD_ARGUMENT", field="hand_over")
+        token_file = token_file or os.environ.get("TIDEPOOL_TOKEN_FILE")
+        arguments = _arguments.embedded(
+            join, dram, nvme, nvme_path, nvme_write_policy, data, listen, advertise, token_file, settings
+        )
+        known = {
+            "tenant": "",
+            "deadline": 30.0,
+            "connect_timeout": 2.0,
+            "connections": 4,
+            "retries": 5,
+            "local_reads": True,
+            "same_host": True,
+        }
+        unknown = connection.keys() - known.keys()
+        if unknown:
+            raise TypeError(f"embedded has no option {sorted(unknown)[0]!r}")
+        instance = _native.Instance.start(False, arguments)
+        try:
+            options = _arguments.connection(
+                endpoint=instance.endpoint, token=None, token_file=token_file, **{**known, **connection}
+            )
+            store = cls(Connection.connect(False, *options), instance, hand_over)
+        except BaseException:
+            instance.leave(False, 0.0)
+            raise
+        if not _OPEN:
+            # Last in, first out: before the native part is told that the interpreter goes.
+            atexit.unregister(_close_all)
+            atexit.register(_close_all)
+        _OPEN.add(store)
+        return store
+
+    @property
+    def node(self) -> str:
+        """The instance's number, as ``tidepool admin nodes`` shows it."""
+        return self._instance.node
+
+    @property
+    def address(self) -> str:
+        """Where other nodes reach it."""
+        return self._instance.address
+
+    @property
+    def temporary(self) -> bool:
+        """Whether it goes for good with this process."""
+        return self._instance.temporary
+
+    def attach_nvme(
+        self, path: Optional[_arguments.Path] = None, capacity: Optional[_arguments.Size] = None
+    ) -> int:
+        """Puts a disk into service that was detached: in ``path`` with ``capacity``, each as at the start if not given.
+
+        Returns how many records were found there and taken over. The instance must have been started with ``nvme``.
+        """
+        size = None if capacity is None else _arguments.size("capacity", capacity)
+        return self._instance.attach_nvme(False, None if path is None else os.fspath(path), size)
+
+    def detach_nvme(self) -> None:
+        """Takes the disk out of service: objects that are only there can't be read until it is attached again."""
+        self._instance.detach_nvme(False)
+
+    def leave(self, hand_over: Optional[float] = None) -> int:
+        """Ends the instance for good, with a data folder too, after others had ``hand_over`` seconds to take over.
+
+        Returns how many copies were given up. Raises what keeps the cluster from being told: it counts as a node that is
+        away then.
+        """
+        self._native.close()
+        _OPEN.discard(self)
+        return self._instance.leave(False, self._hand_over if hand_over is None else hand_over)
+
+    def close(self) -> None:
+        """Ends the instance. A temporary one hands over and leaves; one with a data folder may come back.
+
+        May be called twice. Its objects that nobody else has can't be read meanwhile.
+        """
+        if self._native.closed:
+            return
+        if self.temporary:
+            self.leave()
+            return
+        self._native.close()
+        _OPEN.discard(self)
+        self._instance.stop(False)
+
+
+def _close_all() -> None:
+    """At the program's end. What can't be told to the cluster then, it finds out."""
+    for store in list(_OPEN):
+        if store._process == os.getpid():
+            try:
+                store.close()
+            except TidepoolError:
+                pass

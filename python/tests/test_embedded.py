@@ -1,0 +1,192 @@
+"""Instances in a program's process: they lend memory, others find what they hold, and they come and go."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from node import Node
+
+import tidepool
+from test_faults import in_process
+
+MIB = 1024 * 1024
+SMALL = {"dram": "32MiB", "settings": {"store.slice_bytes": "256KiB", "nvme.region_bytes": "1MiB"}}
+
+
+def guests(node):
+    with urllib.request.urlopen(f"http://{node.addresses['admin']}/v1/nodes", timeout=10) as answer:
+        return [row for row in json.load(answer)["nodes"] if row["vote"] == "guest"]
+
+
+def until(holds, within=60.0):
+    end = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def embedded(node):
+    with tidepool.Store.embedded(node.grpc, **SMALL) as store:
+        yield store
+
+
+def test_others_find_what_it_holds_and_it_finds_what_they_hold(node, store, embedded, key):
+    value = os.urandom(MIB + 3)
+    assert embedded.put(key, value)
+    assert embedded.get(key) == value and embedded.local_hits > 0
+    assert store.get(key) == value
+    assert [replica.node for replica in store.stat(key).replicas] == [embedded.node]
+    assert store.put(key + "/2", b"there")
+    assert embedded.get(key + "/2") == b"there"
+    (row,) = [row for row in guests(node) if row["node"] == embedded.node]
+    assert (row["dram"], row["nvme"], row["admin"], row["grpc"]) == (32 * MIB, 0, "", embedded.address)
+
+
+def test_what_it_holds_stays_in_the_store_when_it_is_closed(node, store, key):
+    with tidepool.Store.embedded([node.grpc], **SMALL) as embedded:
+        for number in range(20):
+            assert embedded.put(f"{key}/{number}", b"%d" % number * 1000)
+    assert embedded.closed
+    embedded.close()
+    with pytest.raises(tidepool.ConflictError) as error:
+        embedded.get(key)
+    assert error.value.reason == "CLOSED"
+    for number in range(20):
+        assert store.get(f"{key}/{number}") == b"%d" % number * 1000
+    assert not [row for row in guests(node) if row["node"] == embedded.node]
+
+
+def test_what_it_does_not_hand_over_is_missing(node, store, key):
+    embedded = tidepool.Store.embedded(node.grpc, **SMALL)
+    embedded.put(key, b"v")
+    assert embedded.leave(hand_over=0) == 1
+    assert store.get(key) is None
+    assert store.put(key, b"anew")
+
+
+def test_the_end_of_the_program_closes_it(node, store, key):
+    code = """
+import sys, tidepool
+store = tidepool.Store.embedded(sys.argv[1], dram="32MiB")
+store.put(sys.argv[2], b"v")
+print(store.node)
+"""
+    returned, output = in_process(code, node.grpc, key)
+    assert returned == 0, output
+    assert store.get(key) == b"v"
+    assert output.strip() not in [row["node"] for row in guests(node)]
+
+
+def test_a_killed_program_is_given_up(tmp_path, key):
+    node = Node(tmp_path / "data", more=["replicas.repair_grace=0s"]).start()
+    code = """
+import sys, tidepool
+store = tidepool.Store.embedded(sys.argv[1], dram="32MiB")
+store.put(sys.argv[2], b"v")
+print("there", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code, node.grpc, key]
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout.readline() == "there\n"
+        with tidepool.Store.connect(node.grpc, deadline=5.0) as store:
+            assert store.get(key) == b"v"
+            program.send_signal(signal.SIGKILL)
+            program.wait()
+            with pytest.raises(tidepool.UnavailableError):
+                store.get(key)
+            until(lambda: not guests(node))
+            assert store.get(key) is None
+    finally:
+        program.kill()
+        program.wait()
+        program.stdin.close()
+        program.stdout.close()
+        node.stop()
+
+
+def test_one_with_a_folder_comes_back(node, store, key, tmp_path):
+    disk = {"data": tmp_path / "data", "nvme": "64MiB", "nvme_path": tmp_path / "disk"}
+    with tidepool.Store.embedded(node.grpc, **disk, **SMALL) as embedded:
+        assert not embedded.temporary
+        embedded.put(key, b"v", durability="nvme")
+        number = embedded.node
+    assert (tmp_path / "disk" / "regions.dat").exists()
+    with tidepool.Store.embedded(node.grpc, **disk, **SMALL) as embedded:
+        assert embedded.node == number
+        until(lambda: embedded.exists(key) is True)
+        assert store.get(key) == b"v"
+        embedded.leave()
+
+
+def test_its_disk_is_exchanged_while_it_serves(node, key, tmp_path):
+    with tidepool.Store.embedded(node.grpc, nvme="64MiB", nvme_path=tmp_path, **SMALL) as embedded:
+        embedded.put(key, b"v", durability="nvme")
+        embedded.detach_nvme()
+        with pytest.raises(tidepool.TidepoolError):
+            embedded.put(key + "/2", b"v", durability="nvme")
+        assert embedded.attach_nvme(capacity="128MiB") == 1
+        assert embedded.put(key + "/2", b"v", durability="nvme")
+        with pytest.raises(tidepool.InvalidError):
+            embedded.attach_nvme(capacity="a lot")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_child_of_the_process_does_not_touch_it(node, embedded, key):
+    embedded.put(key, b"v")
+    child = os.fork()
+    if child == 0:
+        reasons = []
+        for call in (lambda: embedded.get(key), embedded.detach_nvme, lambda: embedded._instance.leave(False, 0.0)):
+            try:
+                call()
+            except tidepool.ConflictError as error:
+                reasons.append(error.reason)
+        os._exit(0 if reasons == ["FORKED"] * 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert embedded.get(key) == b"v"
+
+
+@pytest.mark.parametrize(
+    "wrong, reason",
+    [
+        ({"dram": "1MiB"}, "BAD_CONFIG"),
+        ({"dram": "much"}, "BAD_CONFIG"),
+        ({"nvme_path": "/tmp"}, "BAD_ARGUMENT"),
+        ({"nvme": "64MiB", "nvme_write_policy": "sometimes"}, "BAD_CONFIG"),
+        ({"settings": {"no.such": 1}}, "BAD_CONFIG"),
+        ({"listen": "0.0.0.0:0"}, "BAD_CONFIG"),
+        ({"join": []}, "BAD_CONFIG"),
+        ({"hand_over": -1.0}, "BAD_ARGUMENT"),
+    ],
+)
+def test_settings_that_can_not_be_meant_are_refused(node, wrong, reason):
+    with pytest.raises(tidepool.InvalidError) as error:
+        tidepool.Store.embedded(**{"join": node.grpc, **wrong})
+    assert error.value.reason == reason
+    with pytest.raises(TypeError):
+        tidepool.Store.embedded(node.grpc, unknown=1)
+
+
+def test_a_secret_is_asked_for(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of some length, for tests only\n")
+    secret.chmod(0o600)
+    node = Node(tmp_path / "data", more=[f'cluster.secret_file="{secret}"']).start()
+    try:
+        with tidepool.Store.embedded(node.grpc, token_file=secret, **SMALL) as store:
+            assert store.put("k", b"v") and store.get("k") == b"v"
+        with pytest.raises(tidepool.TidepoolError) as error:
+            tidepool.Store.embedded(node.grpc, **SMALL)
+        assert error.value.reason == "FOREIGN_SECRET"
+    finally:
+        node.stop()
+    assert Path(secret).exists()
