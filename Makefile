@@ -35,8 +35,8 @@ test-python: setup ## The Python packages, against a real node. PYTHON chooses t
 test-integrations: setup ## The storage code of SGLang and LMCache, from their wheels, against a real node.
 	$(ROCKSDB) && scripts/test-integrations
 
-wheel: ## Wheels of the Python packages, in dist/ of the build output.
-	scripts/wheel
+wheel: setup ## Wheels of the Python packages, in dist/ of the build output, tried in an environment of their own.
+	$(ROCKSDB) && scripts/wheel
 
 test-rdma: setup ## RDMA on soft-RoCE devices, in a virtual machine (fetches a kernel and QEMU by apt).
 	scripts/test-rdma

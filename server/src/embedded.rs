@@ -41,6 +41,9 @@ use crate::server::{Addresses, Server};
 const DEFAULTS: [&str; 4] =
     ["grpc.listen='127.0.0.1:0'", "nvme.enabled=false", "dram.capacity=256MiB", "catalog.durability=os"];
 
+/// How long the cluster's catalog may take to answer an instance that was let in.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// A running instance. Dropped without [`Embedded::leave`] or [`Embedded::shutdown`] it goes on until its runtime ends, and then
 /// counts as a process that was killed.
 pub struct Embedded {
@@ -68,8 +71,8 @@ impl Embedded {
     /// DRAM is lost with the process.
     ///
     /// # Errors
-    /// `BAD_CONFIG` without a cluster to join; `JOIN` if none of its nodes let the instance in within a minute; those of
-    /// [`Server::start`].
+    /// `BAD_CONFIG` without a cluster to join; `JOIN` if none of its nodes let the instance in within a minute; `PEER_PROTOCOL` if
+    /// they are of another version; `NO_LEADER` if their catalog does not answer for a minute; those of [`Server::start`].
     pub async fn start(mut config: Config) -> Result<Self, Error> {
         if config.cluster.join.is_empty() {
             let message =
@@ -93,8 +96,17 @@ impl Embedded {
             None => None,
         };
         let server = Server::start_guest(config).await?;
-        if let Err(error) = server.ready().await {
-            server.shutdown().await;
+        let ready = tokio::time::timeout(PATIENCE, server.ready()).await;
+        let ready = ready.unwrap_or_else(|_| {
+            let message = format!("the cluster let the instance in, and its catalog did not answer for {PATIENCE:?}");
+            Err(Error::new(ErrorKind::Unavailable, "NO_LEADER", message))
+        });
+        if let Err(error) = ready {
+            // It can stop only once the catalog answers, or its runtime ends.
+            tokio::spawn(async move {
+                server.shutdown().await;
+                drop(temporary);
+            });
             return Err(error);
         }
         Ok(Self { server, token, temporary })

@@ -9,13 +9,13 @@ use super::command::{
 };
 
 /// Version of the encoding of commands.
-const VERSION: u8 = 2;
+pub const COMMAND_VERSION: u8 = 2;
 
 impl Command {
     /// Appends the command's encoding to `out`. Decoding refuses more than [`MAX_COMMAND_BYTES`] or too many items:
     /// who gathers items keeps within the bounds.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(VERSION);
+        out.push(COMMAND_VERSION);
         self.write(out);
     }
 
@@ -29,7 +29,7 @@ impl Command {
             return Err(DecodeError::TooLong { what: "command", length, maximum: MAX_COMMAND_BYTES });
         }
         let mut input = Input::new(bytes);
-        input.version(VERSION)?;
+        input.version(COMMAND_VERSION)?;
         let command = Self::read(&mut input)?;
         input.finish()?;
         Ok(command)

@@ -47,6 +47,7 @@ pub use codec::DecodeError;
 pub use command::*;
 pub use copies::{Copies, MAX_COPIES};
 pub use digest::{KeyDigests, replica_digest};
+pub use encoding::COMMAND_VERSION;
 pub use image::{LoadError, Row};
 pub use nodes::MAX_NODES;
 pub use outcome::*;

@@ -17,7 +17,6 @@ pub(crate) fn invalid(reason: &'static str, field: &'static str, message: String
     Error::new(ErrorKind::Invalid, reason, message).field(field)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "as map_err has it")]
 fn bad_key(error: KeyError) -> Error {
     let reason = match error {
         KeyError::Empty => "KEY_EMPTY",

@@ -13,7 +13,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::AddressBook;
-use super::handshake::{Myself, NONCE_BYTES, Secret, VERSION, foreign_cluster, foreign_epoch, nonce, unknown_protocol};
+use super::handshake::{
+    Myself, NONCE_BYTES, Secret, check_version, foreign_cluster, foreign_epoch, nonce, unknown_protocol,
+};
 use super::wire::{FromCaller, FromNode, Hello, Joined, Peers, Welcome, from_caller, from_node, peer_server::Peer};
 use crate::error::Error;
 use crate::node::NodeService;
@@ -45,7 +47,8 @@ impl PeerApi {
     }
 
     fn welcome(&self, hello: &Hello) -> Result<Welcome, Error> {
-        if hello.version != VERSION || hello.nonce.len() != NONCE_BYTES {
+        check_version(hello)?;
+        if hello.nonce.len() != NONCE_BYTES {
             return Err(unknown_protocol("hello"));
         }
         let Myself { node, incarnation, cluster, epoch, .. } = self.myself;

@@ -9,13 +9,15 @@ use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
+use tidepool_metadata::catalog::COMMAND_VERSION;
 use tidepool_metadata::{ErrorKind, Incarnation, NodeId};
 
 use super::wire;
 use crate::error::Error;
 
-/// Version of the protocol between nodes.
-pub(super) const VERSION: u32 = 1;
+/// Version of the protocol between nodes: the handshake's, and that of the commands that go to the leader. A command that a
+/// member can't read would end it, so who writes another version is not let in.
+pub(super) const VERSION: u32 = (1 << 8) + COMMAND_VERSION as u32;
 /// Length of a random value, in bytes.
 pub(super) const NONCE_BYTES: usize = 32;
 
@@ -95,6 +97,19 @@ impl Myself {
     }
 }
 
+/// Refuses callers whose messages this node would not understand.
+pub(super) fn check_version(hello: &wire::Hello) -> Result<(), Error> {
+    if hello.version == VERSION {
+        return Ok(());
+    }
+    let message = format!(
+        "this node speaks version {VERSION:#x} of the protocol between nodes, the caller {:#x}: both need the same version of \
+         the program",
+        hello.version
+    );
+    Err(Error::new(ErrorKind::Invalid, "PEER_PROTOCOL", message))
+}
+
 /// Random bytes for one exchange.
 pub(super) fn nonce() -> Result<bytes::Bytes, Error> {
     let mut bytes = vec![0; NONCE_BYTES];
@@ -139,6 +154,14 @@ mod tests {
         let welcome =
             wire::Welcome { node: 9, incarnation: 1, cluster: 3, nonce: vec![7; 32].into(), ..Default::default() };
         (myself.hello(0).expect("random bytes"), welcome)
+    }
+
+    #[test]
+    fn who_writes_other_commands_is_refused_and_told_so() {
+        let (hello, _) = exchange();
+        assert!(check_version(&hello).is_ok());
+        let error = check_version(&wire::Hello { version: VERSION + 1, ..hello }).expect_err("refused");
+        assert!(error.reason() == "PEER_PROTOCOL" && error.to_string().contains("same version"), "{error}");
     }
 
     #[test]
