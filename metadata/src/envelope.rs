@@ -8,7 +8,7 @@ use prost::Message;
 use crate::proto::EngineMethod;
 
 /// Bytes before a request's message.
-const REQUEST_BYTES: usize = 9;
+pub const REQUEST_BYTES: usize = 9;
 /// Bytes before an answer's message.
 pub const ANSWER_BYTES: usize = 5;
 /// Most bytes of values in an answer; more are asked for in ranges.
@@ -41,19 +41,44 @@ pub struct Request<'a> {
     pub values: &'a [u8],
 }
 
+/// What a request begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Which call.
+    pub method: EngineMethod,
+    /// How long its caller waits.
+    pub time: Duration,
+    /// Bytes of the protobuf message.
+    pub message: u64,
+}
+
+impl Head {
+    /// Reads the first [`REQUEST_BYTES`] of a request.
+    ///
+    /// # Errors
+    /// As [`Request::decode`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, EnvelopeError> {
+        let [method, t0, t1, t2, t3, l0, l1, l2, l3] = *bytes.first_chunk().ok_or(EnvelopeError::Short)?;
+        let known = EngineMethod::try_from(i32::from(method)).ok().filter(|&known| known != EngineMethod::Unspecified);
+        Ok(Self {
+            method: known.ok_or(EnvelopeError::Method(method))?,
+            time: Duration::from_millis(u32::from_le_bytes([t0, t1, t2, t3]).into()),
+            message: u32::from_le_bytes([l0, l1, l2, l3]).into(),
+        })
+    }
+}
+
 impl<'a> Request<'a> {
     /// Takes a request apart.
     ///
     /// # Errors
     /// [`EnvelopeError::Short`], [`EnvelopeError::Method`].
     pub fn decode(bytes: &'a [u8]) -> Result<Self, EnvelopeError> {
-        let (head, rest) = bytes.split_first_chunk::<REQUEST_BYTES>().ok_or(EnvelopeError::Short)?;
-        let [method, t0, t1, t2, t3, l0, l1, l2, l3] = *head;
-        let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        let Head { method, time, message } = Head::decode(bytes)?;
+        let rest = &bytes[REQUEST_BYTES..];
+        let length = usize::try_from(message).unwrap_or(usize::MAX);
         let (message, values) = rest.split_at_checked(length).ok_or(EnvelopeError::Short)?;
-        let time = Duration::from_millis(u32::from_le_bytes([t0, t1, t2, t3]).into());
-        let known = EngineMethod::try_from(i32::from(method)).ok().filter(|&known| known != EngineMethod::Unspecified);
-        Ok(Self { method: known.ok_or(EnvelopeError::Method(method))?, time, message, values })
+        Ok(Self { method, time, message, values })
     }
 }
 

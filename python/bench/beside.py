@@ -52,7 +52,9 @@ def rows():
             yield Row(f"get {what}, tcp", least, "tcp", "batch_get_into", size, batch, threads)
             yield Row(f"put {what}, tcp", least, "tcp", "batch_put_from", size, batch, threads)
     for batch in (128, 1000):
-        yield Row(f"exists of {batch}", 1.4, "shm", "batch_is_exist", 64, batch)
+        for threads in (1, 4):
+            name = f"exists of {batch}, {threads} thread{'s' * (threads > 1)}"
+            yield Row(name, 1.5, "shm", "batch_is_exist", 64, batch, threads)
     yield Row("get 4 KiB, p50", 0.1, "shm", "get", 4 * KIB, latency=True)
     yield Row("put 4 KiB, p50, durability os", 0.5, "os", "put", 4 * KIB, latency=True)
     yield Row("put 4 KiB, p50, durability fsync", 0, "shm", "put", 4 * KIB, latency=True)

@@ -230,7 +230,17 @@ impl CatalogHandle {
         if self.leads() {
             return self.locate_here(tenant, keys, lease, Read::Linearizable).await;
         }
-        // The leader grants first; what is read then is as new as what it granted on.
+        let granted = self.have_granted(tenant, &keys, duration).await?;
+        self.locate_here(tenant, keys, None, Read::AtLeast(granted)).await
+    }
+
+    /// Has the leader grant leases; what is read at the index that this answers is as new as what it granted on.
+    async fn have_granted(
+        &self,
+        tenant: TenantId,
+        keys: &[ObjectKey],
+        duration: Duration,
+    ) -> Result<LogIndex, CatalogError> {
         let mut granted = LogIndex::default();
         for keys in keys.chunks(QUESTION_KEYS) {
             match self.ask(Question::Grant { tenant, duration, keys: keys.to_vec() }).await? {
@@ -238,7 +248,14 @@ impl CatalogHandle {
                 _ => return Err(CatalogError::Unexpected { expected: "a grant" }),
             }
         }
-        self.locate_here(tenant, keys, None, Read::AtLeast(granted)).await
+        Ok(granted)
+    }
+
+    fn grant(&self, catalog: &Catalog, versions: impl Iterator<Item = Leased>, duration: Duration) {
+        if self.leases.wants_capacity() {
+            self.leases.set_capacity(capacity_bytes(catalog));
+        }
+        self.leases.grant(versions, duration);
     }
 
     /// Answers from this voter's copy; a lease is this voter's to give.
@@ -253,11 +270,7 @@ impl CatalogHandle {
         let answer = |catalog: &Catalog| -> Result<Vec<Located>, CatalogError> {
             let located = located(catalog, &query)?;
             if let Some(duration) = lease {
-                if self.leases.wants_capacity() {
-                    self.leases.set_capacity(capacity_bytes(catalog));
-                }
-                let readable = |located: &Located| leasable(tenant, located, |found| found == Presence::Present);
-                self.leases.grant(located.iter().filter_map(readable), duration);
+                self.grant(catalog, located.iter().filter_map(|located| leasable(tenant, located)), duration);
             }
             Ok(located)
         };
@@ -274,15 +287,18 @@ impl CatalogHandle {
         tenant: TenantId,
         keys: Vec<ObjectKey>,
         lease: Duration,
-        read: Read,
     ) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
-        let (index, located) = self.locate(tenant, keys, Some(lease), read).await?;
-        let presence = |located: &Located| match located {
-            Located::Missing => Presence::Missing,
-            Located::Recovering => Presence::Recovering,
-            Located::Found(location) => location.presence,
+        if !self.leads() {
+            let granted = self.have_granted(tenant, &keys, lease).await?;
+            return self.presence(tenant, &keys, Read::AtLeast(granted)).await;
+        }
+        let answer = |catalog: &Catalog| {
+            let found = catalog.versions(tenant, &keys);
+            let readable = found.iter().filter(|(presence, _)| *presence == Presence::Present);
+            self.grant(catalog, readable.filter_map(|(_, what)| *what), lease);
+            found.into_iter().map(|(presence, _)| presence).collect()
         };
-        Ok((index, located.iter().map(presence).collect()))
+        self.consensus.read(Read::Linearizable, answer).await
     }
 
     /// As [`CatalogHandle::exists_with_lease`], without.
@@ -397,9 +413,9 @@ impl CatalogHandle {
         tenant: TenantId,
         keys: Vec<ObjectKey>,
     ) -> Result<Vec<Option<Leased>>, CatalogError> {
-        let query = Query::Locate { tenant, keys };
-        let (_, located) = self.consensus.read(Read::Linearizable, |catalog| located(catalog, &query)).await?;
-        Ok(located?.iter().map(|located| leasable(tenant, located, |_| true)).collect())
+        let versions = |catalog: &Catalog| catalog.versions(tenant, &keys);
+        let (_, versions) = self.consensus.read(Read::Linearizable, versions).await?;
+        Ok(versions.into_iter().map(|(_, what)| what).collect())
     }
 
     /// How long the current version of `key` is leased from now; zero if it is not, or the leader does not say.
@@ -410,10 +426,9 @@ impl CatalogHandle {
                 _ => Duration::ZERO,
             };
         }
-        let query = Query::Locate { tenant, keys: vec![key.clone()] };
-        let located = self.consensus.peek(|catalog| located(catalog, &query)).unwrap_or_default();
-        let version = located.first().and_then(|located| leasable(tenant, located, |_| true));
-        version.map_or(Duration::ZERO, |what| self.leases.left(what.version))
+        let versions = self.consensus.peek(|catalog| catalog.versions(tenant, &[key]));
+        let what = versions.into_iter().find_map(|(_, what)| what);
+        what.map_or(Duration::ZERO, |what| self.leases.left(what.version))
     }
 
     /// Takes replicas out of the catalog, one answer per name in order. What is leased is refused before anything is
@@ -630,9 +645,9 @@ fn located(catalog: &Catalog, query: &Query) -> Result<Vec<Located>, CatalogErro
     }
 }
 
-fn leasable(tenant: TenantId, located: &Located, which: impl Fn(Presence) -> bool) -> Option<Leased> {
+fn leasable(tenant: TenantId, located: &Located) -> Option<Leased> {
     match located {
-        Located::Found(location) if which(location.presence) => {
+        Located::Found(location) if location.presence == Presence::Present => {
             Some(Leased { tenant, version: location.version, bytes: location.length })
         }
         _ => None,

@@ -31,6 +31,7 @@ mod memory;
 mod message;
 mod notify;
 mod peer;
+mod pieces;
 mod pool;
 mod prober;
 mod rail;
@@ -65,6 +66,7 @@ pub use faulty::Faults;
 pub use handover::{Lent, TAKEN, take_lent};
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Reply, Responder};
+pub use pieces::Pieces;
 pub use rails::RailStatus;
 #[cfg(feature = "rdma")]
 pub use rdma::{NoRdma, RdmaPort, rdma_ports};

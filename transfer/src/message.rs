@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 
 use crate::control::Driving;
 use crate::error::{Failure, TransferError};
+use crate::pieces::Pieces;
 use crate::serve::Replies;
 
 /// Answers peers' messages.
@@ -18,6 +19,14 @@ pub trait Handler: Send + Sync {
     /// Answers a request, now or later. Called on the thread that serves the peer's connection: while it runs, further
     /// requests of that connection wait, and those of others do not.
     fn handle(&self, request: &[u8], responder: Responder);
+
+    /// As [`Handler::handle`], of a request that is larger than what is received at once.
+    fn handle_pieces(&self, request: &mut Pieces<'_>, responder: Responder) {
+        // Without all of it there is nobody to answer.
+        if let Ok(request) = request.take(u64::MAX) {
+            self.handle(&request, responder);
+        }
+    }
 }
 
 /// The right and duty to answer one message. Dropped without an answer, the peer hears that there is none.

@@ -10,6 +10,7 @@ use super::query::{
 };
 use super::table::Slot;
 use super::{Catalog, KeyBucket, each};
+use crate::lease::Leased;
 use crate::node::NodeId;
 use crate::object::{DataType, ObjectKey, TenantId};
 
@@ -62,15 +63,32 @@ impl Catalog {
     /// Whether objects can be read, one answer a key.
     #[must_use]
     pub fn presences<K: AsRef<[u8]>>(&self, tenant: TenantId, keys: &[K]) -> Vec<Presence> {
-        let absent = if self.settings.rebuilding { Presence::Recovering } else { Presence::Missing };
+        self.each_found(tenant, keys, |presence, _| presence)
+    }
+
+    /// As [`Catalog::presences`], with what a lease on each object that is there would be of.
+    #[must_use]
+    pub fn versions<K: AsRef<[u8]>>(&self, tenant: TenantId, keys: &[K]) -> Vec<(Presence, Option<Leased>)> {
+        let leased = |object: &Object| Leased { tenant, version: object.version, bytes: object.length };
+        self.each_found(tenant, keys, |presence, object| (presence, object.map(leased)))
+    }
+
+    fn each_found<K: AsRef<[u8]>, A>(
+        &self,
+        tenant: TenantId,
+        keys: &[K],
+        answer: impl Fn(Presence, Option<&Object>) -> A,
+    ) -> Vec<A> {
+        let absent = || answer(if self.settings.rebuilding { Presence::Recovering } else { Presence::Missing }, None);
         if !self.tenants.serves(tenant) {
-            return vec![absent; keys.len()];
+            return keys.iter().map(|_| absent()).collect();
         }
-        let mut presences = Vec::with_capacity(keys.len());
+        let mut answers = Vec::with_capacity(keys.len());
         self.objects.find_each(tenant, keys, |slot| {
-            presences.push(slot.map_or(absent, |slot| self.presence_of(self.objects.get(slot))));
+            let object = slot.map(|slot| self.objects.get(slot));
+            answers.push(object.map_or_else(absent, |object| answer(self.presence_of(object), Some(object))));
         });
-        presences
+        answers
     }
 
     fn presence_of(&self, object: &Object) -> Presence {

@@ -78,7 +78,7 @@ fn name(name: &str, sequence: u64) -> ForgetName {
 async fn exists(handle: &CatalogHandle, name: &str, lease: Option<Duration>) -> Presence {
     let (tenant, keys) = (TenantId::DEFAULT, vec![key(name)]);
     let presence = match lease {
-        Some(lease) => handle.exists_with_lease(tenant, keys, lease, Read::Linearizable).await,
+        Some(lease) => handle.exists_with_lease(tenant, keys, lease).await,
         None => handle.exists(tenant, &keys, Read::Linearizable).await,
     };
     let (_, presence) = presence.unwrap();

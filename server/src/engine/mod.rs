@@ -6,6 +6,7 @@
 
 mod calls;
 mod lent;
+mod puts;
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -17,7 +18,7 @@ use bytes::Bytes;
 use prost::Message;
 use tidepool_metadata::envelope::{self, Request};
 use tidepool_metadata::{ErrorKind, proto};
-use tidepool_transfer::{Engine, Handler, Responder, Settings};
+use tidepool_transfer::{Engine, Handler, Pieces, Responder, Settings};
 use tokio::runtime::Handle;
 use tonic::Status;
 
@@ -92,6 +93,12 @@ impl Handler for EngineApi {
                 let message = format!("{error}: this node may be older than its client");
                 send(responder, Err(Error::new(ErrorKind::Unimplemented, "UNIMPLEMENTED", message)));
             }
+        }
+    }
+
+    fn handle_pieces(&self, request: &mut Pieces<'_>, responder: Responder) {
+        if let Err(failure) = self.call_pieces(request, responder) {
+            tracing::debug!(?failure, "a request did not come whole");
         }
     }
 }

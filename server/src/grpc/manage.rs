@@ -38,7 +38,7 @@ impl StoreApi {
         let outcome = |presence| convert::existence(presence).into();
         let outcomes = if request.lease_ms > 0 {
             let (keys, lease) = (convert::keys(keys)?, lease(request.lease_ms));
-            let presence = self.service.exists_with_lease(tenant, keys, lease, freshness).await?;
+            let presence = self.service.exists_with_lease(tenant, keys, lease).await?;
             presence.into_iter().map(Some).map(outcome).collect()
         } else if request.allow_unconfirmed {
             let presence = self.service.exists_or_unconfirmed(tenant, keys, freshness).await?;

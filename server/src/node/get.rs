@@ -184,9 +184,8 @@ impl NodeService {
         tenant: TenantId,
         keys: Vec<ObjectKey>,
         lease: std::time::Duration,
-        freshness: Freshness,
     ) -> Result<Vec<Presence>, Error> {
-        let (_, presence) = self.catalog().await?.exists_with_lease(tenant, keys, lease, read_of(freshness)).await?;
+        let (_, presence) = self.catalog().await?.exists_with_lease(tenant, keys, lease).await?;
         Ok(presence)
     }
 

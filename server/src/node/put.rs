@@ -58,6 +58,14 @@ struct Proposal {
 
 type PutResult = Result<PutDone, Error>;
 
+/// Room for a batch, where it could be had.
+pub(crate) struct ReservedBatch {
+    service: NodeService,
+    results: Vec<Option<PutResult>>,
+    /// With their positions, in order.
+    reserved: Vec<(usize, Reservation)>,
+}
+
 /// A batch whose values are all in their places, or failed.
 pub(crate) struct FilledBatch {
     service: NodeService,
@@ -111,13 +119,25 @@ impl NodeService {
     /// Reserves room for each item and copies its value there; what is given out needs the values no more. Dropping that
     /// frees everything.
     pub(crate) async fn fill_batch(&self, items: Vec<PutItem<'_>>, options: &PutOptions) -> FilledBatch {
-        let mut results: Vec<Option<PutResult>> = items.iter().map(|_| None).collect();
+        let apart = |PutItem { name, value, checksum }| ((name, value.length()), (value, checksum));
+        let (objects, values): (Vec<_>, Vec<_>) = items.into_iter().map(apart).unzip();
+        let reserved = self.reserve_batch(objects, options).await;
+        reserved.fill(|position, reservation| {
+            let (value, checksum) = &values[position];
+            reservation.map_or(Ok(()), |reservation| reservation.take(value))?;
+            Ok(*checksum)
+        })
+    }
+
+    /// Reserves room for objects of one tenant, of so many bytes each. Dropping what this gives frees everything.
+    pub(crate) async fn reserve_batch(&self, objects: Vec<(ObjectName, u64)>, options: &PutOptions) -> ReservedBatch {
+        let mut results: Vec<Option<PutResult>> = objects.iter().map(|_| None).collect();
         let service = self.clone();
         if options.yields()
-            && let Some(first) = items.first()
+            && let Some((first, _)) = objects.first()
         {
-            let keys = items.iter().map(|item| item.name.key.clone()).collect();
-            match self.present(first.name.tenant, keys).await {
+            let keys = objects.iter().map(|(name, _)| name.key.clone()).collect();
+            match self.present(first.tenant, keys).await {
                 Ok((log_index, present)) => {
                     for (result, _) in results.iter_mut().zip(present).filter(|(_, present)| *present) {
                         *result = Some(Ok(already_exists(log_index)));
@@ -125,28 +145,21 @@ impl NodeService {
                 }
                 Err(error) => {
                     results.fill(Some(Err(error)));
-                    return FilledBatch { service, results, filled: Vec::new() };
+                    return ReservedBatch { service, results, reserved: Vec::new() };
                 }
             }
         }
-        let mut filled = Vec::with_capacity(items.len());
-        for (position, item) in items.into_iter().enumerate() {
+        let mut reserved = Vec::with_capacity(objects.len());
+        for (position, (name, length)) in objects.into_iter().enumerate() {
             if results[position].is_some() {
                 continue;
             }
-            match self.fill(item, options, position).await {
-                Ok(done) => filled.push((position, done)),
+            match self.reserve_room(name, length, options.clone(), position).await {
+                Ok(reservation) => reserved.push((position, reservation)),
                 Err(error) => results[position] = Some(Err(error)),
             }
         }
-        FilledBatch { service, results, filled }
-    }
-
-    async fn fill(&self, item: PutItem<'_>, options: &PutOptions, position: usize) -> Result<Filled, Error> {
-        let PutItem { name, value, checksum } = item;
-        let mut reservation = self.reserve_room(name, value.length(), options.clone(), position).await?;
-        reservation.take(&value)?;
-        Ok(Filled { reservation, expected: checksum })
+        ReservedBatch { service, results, reserved }
     }
 
     /// Which of the keys have an object that can be read, so that no bytes need to move. What this node's copy of the catalog
@@ -304,6 +317,28 @@ impl NodeService {
             }
             pause = (pause * 2).min(Duration::from_secs(2));
         }
+    }
+}
+
+impl ReservedBatch {
+    /// Has `fill` bring the bytes of all objects, one after the other: to their places, or nowhere where there is none. It
+    /// gives their CRC-32, if the caller knows it.
+    pub(crate) fn fill(
+        self,
+        mut fill: impl FnMut(usize, Option<&mut Reservation>) -> Result<Option<u32>, Error>,
+    ) -> FilledBatch {
+        let Self { service, mut results, reserved } = self;
+        let (mut reserved, mut filled) = (reserved.into_iter().peekable(), Vec::new());
+        for (position, result) in results.iter_mut().enumerate() {
+            let mut reservation = reserved.next_if(|(of, _)| *of == position).map(|(_, reservation)| reservation);
+            let checksum = fill(position, reservation.as_mut());
+            match (checksum, reservation) {
+                (Ok(expected), Some(reservation)) => filled.push((position, Filled { reservation, expected })),
+                (Err(error), Some(_)) => *result = Some(Err(error)),
+                (_, None) => {}
+            }
+        }
+        FilledBatch { service, results, filled }
     }
 }
 

@@ -175,28 +175,94 @@ async fn hostile_messages_are_refused_and_store_nothing() {
         let refusal = proto::Refusal::decode(&reply[envelope::ANSWER_BYTES..][..length]).unwrap();
         proto::ErrorDetail::decode(&refusal.details[..]).unwrap().reason
     };
-    let put = |change: fn(&mut proto::PutItemsRequest)| {
-        let mut message = proto::PutItemsRequest { keys: vec!["k".into()], lengths: vec![3], ..Default::default() };
+    let put_of = |length: usize, change: fn(&mut proto::PutItemsRequest)| {
+        let (keys, lengths) = (vec!["k".into()], vec![length as u64]);
+        let mut message = proto::PutItemsRequest { keys, lengths, ..Default::default() };
         change(&mut message);
         let mut bytes = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
-        bytes.extend_from_slice(b"abc");
+        bytes.extend_from_slice(&value(length, 1));
         bytes
     };
     assert_eq!(ask(b""), "UNIMPLEMENTED");
     assert_eq!(ask(&[99; 64]), "UNIMPLEMENTED");
     assert_eq!(ask(&[4, 0, 0, 0, 0, 3, 0, 0, 0, 0xff, 0xff, 0xff]), "BAD_MESSAGE");
-    assert_eq!(ask(&put(|message| message.keys[0].clear())), "KEY_EMPTY");
-    assert_eq!(ask(&put(|message| message.lengths.clear())), "LENGTH_MISMATCH");
-    assert_eq!(ask(&put(|message| message.lengths[0] = 2)), "LENGTH_MISMATCH");
-    assert_eq!(ask(&put(|message| message.lengths[0] = u64::MAX)), "LENGTH_MISMATCH");
-    assert_eq!(ask(&put(|message| message.checksums = vec![1])), "CHECKSUM_MISMATCH");
-    assert_eq!(ask(&put(|message| message.checksums = vec![1, 2])), "LENGTH_MISMATCH");
-    assert_eq!(ask(&put(|message| message.memory = Some(proto::LentMemory::default()))), "NOT_LENT");
+    // Values that come with their message, and that are taken as they come.
+    for length in [3, 200_000, 3_000_000] {
+        let put = |change| put_of(length, change);
+        assert_eq!(ask(&put(|message| message.keys[0].clear())), "KEY_EMPTY");
+        assert_eq!(ask(&put(|message| message.lengths.clear())), "LENGTH_MISMATCH");
+        assert_eq!(ask(&put(|message| message.lengths[0] = 2)), "LENGTH_MISMATCH");
+        assert_eq!(ask(&put(|message| message.lengths[0] += 1)), "LENGTH_MISMATCH");
+        assert_eq!(ask(&put(|message| message.lengths[0] = u64::MAX)), "LENGTH_MISMATCH");
+        assert_eq!(ask(&put(|message| message.checksums = vec![1])), "CHECKSUM_MISMATCH");
+        assert_eq!(ask(&put(|message| message.checksums = vec![1, 2])), "LENGTH_MISMATCH");
+        let memory = ask(&put(|message| message.memory = Some(proto::LentMemory::default())));
+        assert_eq!(memory, if length == 3 { "NOT_LENT" } else { "LENGTH_MISMATCH" });
+        assert_eq!(ask(&put_of(length, |message| message.tenant = "nobody".into())), "UNKNOWN_TENANT");
+        let mut cut = put(|_| {});
+        cut[5..9].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(ask(&cut), "UNIMPLEMENTED", "a message longer than all of it");
+    }
     // Bytes that are no frame at all end their connection, and nothing else.
     let mut garbage = std::net::TcpStream::connect(address).unwrap();
     garbage.write_all(&[0x55; 4096]).unwrap();
     let _closed = garbage.read_to_end(&mut Vec::new());
     server.assert_nothing_stored().await;
+}
+
+/// Passes on what comes to `address`, `most` bytes of it, then ends both connections.
+fn cut_after(most: u64, address: std::net::SocketAddr) -> std::net::SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming().map(Result::unwrap) {
+            let node = std::net::TcpStream::connect(address).unwrap();
+            let (mut from_node, mut to_client) = (node.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from_node, &mut to_client));
+            let _sent = std::io::copy(&mut std::io::Read::take(&client, most), &mut &node);
+            for connection in [node, client] {
+                let _ended = connection.shutdown(std::net::Shutdown::Both);
+            }
+        }
+    });
+    here
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_is_cut_off_in_the_middle_leaves_nothing() {
+    use tidepool_metadata::envelope;
+    use tidepool_metadata::proto::{self, EngineMethod};
+    let server = TestServer::with(&["dram.capacity=64MiB"]).await;
+    let address = server.server.addresses().engine.unwrap();
+    // Past the connection that is cut there would be another way to a node on this host.
+    let settings = tidepool_transfer::Settings { same_host: false, ..tidepool_transfer::Settings::default() };
+    let engine = tidepool_transfer::Engine::start(settings).unwrap();
+    let soon = || std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let message = proto::PutItemsRequest {
+        keys: (0..3).map(|key| format!("k{key}").into()).collect(),
+        lengths: vec![1_000_000; 3],
+        ..Default::default()
+    };
+    let mut put = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
+    put.extend_from_slice(&value(3_000_000, 1));
+    // More often than the tier has room for what would be left reserved.
+    for cut in (0..60).map(|cut| 100_000 + cut * 45_000) {
+        let peer = engine.connect(&cut_after(cut, address).to_string(), soon()).unwrap();
+        engine.call(peer, &put, soon()).expect_err("its connection is cut");
+    }
+    let freed = async {
+        while server.tier("dram", "reserved").await != 0 {
+            // The node has not seen the end of the last connection yet.
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(10), freed).await.expect("nothing stays reserved");
+    server.assert_nothing_stored().await;
+    let (client, all) = (client(&server), value(14 << 20, 2));
+    for key in 0..3 {
+        let done = client.put(format!("whole{key}"), all.clone(), &PutOptions::default()).await.unwrap();
+        assert_eq!(done.outcome, PutOutcome::Stored);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,6 +18,7 @@ use super::{Connection, Context};
 use crate::error::Failure;
 use crate::memory::Memory;
 use crate::message::Responder;
+use crate::pieces::Pieces;
 use crate::rdma::Serving;
 use crate::region::Region;
 use crate::slice::{AccessRights, Direction, RegionId, RegionKey};
@@ -131,6 +132,18 @@ pub(super) fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Res
         };
         let needed = HEADER_BYTES + header.map_or(0, |header| header.length as usize);
         if let Some(header) = header
+            && header.kind == Kind::Message
+            && needed > READ_BYTES
+        {
+            // It takes a while to come.
+            replies.flush();
+            let behind = (start + HEADER_BYTES, end);
+            let mut pieces = Pieces::new(&connection.stream, &mut buffer[..], behind, header.length);
+            message(context, &replies, header.id, Body::Coming(&mut pieces));
+            (start, end) = pieces.finish()?;
+            continue;
+        }
+        if let Some(header) = header
             && received.len() >= needed
         {
             handle(context, &replies, &mut serving, &header, &received[HEADER_BYTES..needed])?;
@@ -168,7 +181,7 @@ fn handle(
     let id = header.id;
     match header.kind {
         Kind::Ping => replies.push(&Header::new(Kind::Pong, id), &[]),
-        Kind::Message => message(context, replies, id, body),
+        Kind::Message => message(context, replies, id, Body::Here(body)),
         Kind::Notify => {
             let status = context.notifications.push(body).err().map_or(0, |failure| failure as u32);
             replies.push(&Header { status, ..Header::new(Kind::Noted, id) }, &[]);
@@ -215,7 +228,13 @@ fn keys(context: &Context, body: &[u8]) -> Result<Vec<u8>, Failure> {
     }
 }
 
-fn message(context: &Arc<Context>, replies: &Arc<Replies>, id: u64, body: &[u8]) {
+/// A message's bytes.
+enum Body<'a, 'b> {
+    Here(&'a [u8]),
+    Coming(&'a mut Pieces<'b>),
+}
+
+fn message(context: &Arc<Context>, replies: &Arc<Replies>, id: u64, body: Body<'_, '_>) {
     let before = replies.unanswered.fetch_add(1, Ordering::AcqRel);
     if before >= context.settings.messages {
         return replies.answer(id, Err(Failure::Overloaded));
@@ -223,8 +242,10 @@ fn message(context: &Arc<Context>, replies: &Arc<Replies>, id: u64, body: &[u8])
     let handler = context.handler.read().as_ref().map(Arc::clone);
     // Without a handler the responder is dropped: no answer.
     let responder = Responder::new(Arc::clone(replies), id);
-    if let Some(handler) = handler {
-        handler.handle(body, responder);
+    match (handler, body) {
+        (Some(handler), Body::Here(body)) => handler.handle(body, responder),
+        (Some(handler), Body::Coming(pieces)) => handler.handle_pieces(pieces, responder),
+        (None, _) => {}
     }
 }
 

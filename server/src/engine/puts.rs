@@ -1,0 +1,225 @@
+//! Puts: their values come behind the message, as they come or all at once, or lie in lent memory.
+
+use std::time::Instant;
+
+use bytes::{Buf, Bytes};
+use tidepool_metadata::envelope::{Head, REQUEST_BYTES, Request};
+use tidepool_metadata::proto::{self, EngineMethod};
+use tidepool_metadata::{ErrorKind, ObjectKey, TenantId};
+use tidepool_transfer::{Failure, Handler as _, Pieces, Responder};
+
+use super::calls::{Begun, decode};
+use super::{Answer, EngineApi, Reply, send};
+use crate::error::Error;
+use crate::grpc::{StoreApi, convert};
+use crate::node::{FilledBatch, ObjectName, PutDone, PutItem, PutOptions, Value};
+
+/// Bytes of a put's message, without its values, up to which values are taken as they come.
+const MOST_MESSAGE_BYTES: u64 = 1 << 20;
+
+/// A put as its message has it.
+struct Put {
+    message: proto::PutItemsRequest,
+    keys: Vec<ObjectKey>,
+    options: PutOptions,
+}
+
+fn mismatch(message: String) -> Error {
+    convert::invalid("LENGTH_MISMATCH", "lengths", message)
+}
+
+impl Put {
+    fn decode(bytes: impl Buf) -> Result<Self, Error> {
+        let mut message: proto::PutItemsRequest = decode(bytes)?;
+        let count = message.keys.len();
+        if message.lengths.len() != count || !(message.checksums.is_empty() || message.checksums.len() == count) {
+            let (lengths, checksums) = (message.lengths.len(), message.checksums.len());
+            return Err(mismatch(format!("{count} keys, {lengths} lengths, {checksums} checksums")));
+        }
+        let (keys, options) = (convert::keys(&message.keys)?, convert::options(message.options.take(), count)?);
+        Ok(Self { message, keys, options })
+    }
+
+    /// Bytes of all values, if those are behind the message that it says.
+    fn values_behind(&self, behind: u64) -> Result<u64, Error> {
+        let total = self.message.lengths.iter().try_fold(0_u64, |total, &length| total.checked_add(length));
+        if total != Some(behind) || self.message.memory.is_some() {
+            return Err(mismatch(format!("{behind} bytes came for lengths of {total:?} in all")));
+        }
+        Ok(behind)
+    }
+
+    fn names(&self, tenant: TenantId) -> impl Iterator<Item = ObjectName> + '_ {
+        self.keys.iter().map(move |key| ObjectName { tenant, key: key.clone() })
+    }
+
+    /// Brings the values to their places.
+    async fn fill(&self, api: &StoreApi, values: Vec<Value<'_>>) -> Result<FilledBatch, Error> {
+        let tenant = api.tenant(&self.message.tenant).await?;
+        let items = self.names(tenant).zip(values).enumerate().map(|(position, (name, value))| PutItem {
+            name,
+            value,
+            checksum: self.message.checksums.get(position).copied(),
+        });
+        Ok(api.service.fill_batch(items.collect(), &self.options).await)
+    }
+}
+
+impl EngineApi {
+    /// One value or many, from behind the message or from lent memory.
+    pub(super) fn put(&self, request: &Request<'_>) -> Result<Begun, Error> {
+        let put = Put::decode(Bytes::copy_from_slice(request.message))?;
+        let values = self.values(&put.message, request.values)?;
+        let inflight = self.api.inflight.admit(values.iter().map(Value::length).sum())?;
+        // Copied from the connection's buffer to their places, if room for them can be had without waiting. What is given
+        // up in the middle leaves nothing reserved.
+        if let Some(filled) = self.now(put.fill(&self.api, values)) {
+            let (filled, service) = (filled?, self.api.service.clone());
+            return Ok(Box::pin(async move {
+                let _inflight = inflight;
+                put_reply(service.acknowledging(put.options.ids, filled.complete()).await)
+            }));
+        }
+        let (this, bytes) = (self.clone(), Bytes::copy_from_slice(request.values));
+        Ok(Box::pin(async move {
+            let _inflight = inflight;
+            let filled = put.fill(&this.api, this.values(&put.message, &bytes)?).await?;
+            put_reply(this.api.service.acknowledging(put.options.ids, filled.complete()).await)
+        }))
+    }
+
+    /// A request that is being received: the values of a put go to their places as they come.
+    pub(super) fn call_pieces(&self, request: &mut Pieces<'_>, responder: Responder) -> Result<(), Failure> {
+        let began = Instant::now();
+        let mut bytes = request.take(REQUEST_BYTES as u64)?;
+        let head = Head::decode(&bytes);
+        let Ok(Head { method: EngineMethod::Put, time, message }) = head else {
+            bytes.append(&mut request.take(u64::MAX)?);
+            self.handle(&bytes, responder);
+            return Ok(());
+        };
+        if message > MOST_MESSAGE_BYTES.min(request.left()) {
+            bytes.append(&mut request.take(u64::MAX)?);
+            self.handle(&bytes, responder);
+            return Ok(());
+        }
+        let message = request.take(message)?;
+        let is_late = || began.elapsed() > time;
+        match self.put_coming(message.into(), request, is_late)? {
+            Ok(answer) => self.answer(time.saturating_sub(began.elapsed()), responder, answer),
+            Err(error) => send(responder, Err(error)),
+        }
+        Ok(())
+    }
+
+    fn put_coming(
+        &self,
+        message: Bytes,
+        request: &mut Pieces<'_>,
+        is_late: impl Fn() -> bool,
+    ) -> Result<Result<Begun, Error>, Failure> {
+        let admitted = Put::decode(message).and_then(|put| {
+            let total = put.values_behind(request.left())?;
+            Ok((put, self.api.inflight.admit(total)?))
+        });
+        let (put, inflight) = match admitted {
+            Ok(admitted) => admitted,
+            Err(error) => return Ok(Err(error)),
+        };
+        let reserve = async {
+            let tenant = self.api.tenant(&put.message.tenant).await?;
+            let objects = put.names(tenant).zip(put.message.lengths.iter().copied()).collect();
+            Ok(self.api.service.reserve_batch(objects, &put.options).await)
+        };
+        let Some(reserved) = self.now(reserve) else {
+            // There is no room yet: they wait here.
+            let (this, bytes) = (self.clone(), request.take(u64::MAX)?);
+            return Ok(Ok(Box::pin(async move {
+                let _inflight = inflight;
+                let filled = put.fill(&this.api, this.values(&put.message, &bytes)?).await?;
+                put_reply(this.api.service.acknowledging(put.options.ids, filled.complete()).await)
+            })));
+        };
+        let reserved = match reserved {
+            Ok(reserved) => reserved,
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut lost = None;
+        let filled = reserved.fill(|position, mut reservation| {
+            let (mut left, mut written) = (put.message.lengths[position], Ok(()));
+            while left > 0 && lost.is_none() {
+                match request.next(left) {
+                    Ok(_) if is_late() => lost = Some(Failure::DeadlinePassed),
+                    Ok(piece) => {
+                        left -= piece.len() as u64;
+                        if let (Ok(()), Some(reservation)) = (&written, &mut reservation) {
+                            written = reservation.write(piece);
+                        }
+                    }
+                    Err(failure) => lost = Some(failure),
+                }
+            }
+            written.map(|()| put.message.checksums.get(position).copied())
+        });
+        if let Some(failure) = lost {
+            return Err(failure);
+        }
+        let service = self.api.service.clone();
+        Ok(Ok(Box::pin(async move {
+            let _inflight = inflight;
+            put_reply(service.acknowledging(put.options.ids, filled.complete()).await)
+        })))
+    }
+
+    /// The values of a put, where they lie.
+    fn values<'a>(&self, message: &proto::PutItemsRequest, behind: &'a [u8]) -> Result<Vec<Value<'a>>, Error> {
+        match &message.memory {
+            Some(memory) => self.lent_values(memory, &message.lengths),
+            None => values_behind(behind, &message.lengths),
+        }
+    }
+
+    fn lent_values(&self, memory: &proto::LentMemory, lengths: &[u64]) -> Result<Vec<Value<'static>>, Error> {
+        let id = memory.id[..].try_into().map(u128::from_le_bytes).unwrap_or_default();
+        let lent = self.lent.find(id).ok_or_else(|| {
+            let message = "this node has no such memory: lend it again";
+            Error::new(ErrorKind::Conflict, "NOT_LENT", message.into()).field("memory")
+        })?;
+        if memory.offsets.len() != lengths.len() {
+            return Err(mismatch(format!("{} offsets, {} lengths", memory.offsets.len(), lengths.len())));
+        }
+        let value = |(&offset, &length): (&u64, &u64)| match offset.checked_add(length) {
+            Some(end) if end <= lent.len() => Ok(Value::Lent { memory: lent.clone(), offset, length }),
+            _ => {
+                let message = format!("{length} bytes at {offset} leave the lent memory of {}", lent.len());
+                Err(convert::invalid("BAD_RANGE", "memory", message))
+            }
+        };
+        memory.offsets.iter().zip(lengths).map(value).collect()
+    }
+}
+
+fn put_reply(mut results: Vec<Result<PutDone, Error>>) -> Answer {
+    // A lone put hears all of its error.
+    if let [Err(_)] = results[..]
+        && let Some(Err(error)) = results.pop()
+    {
+        return Err(error);
+    }
+    Ok(Reply::of(&convert::batch_put_reply(results)))
+}
+
+/// Cuts values out of what lies behind a message.
+fn values_behind<'a>(bytes: &'a [u8], lengths: &[u64]) -> Result<Vec<Value<'a>>, Error> {
+    let total = lengths.iter().try_fold(0_u64, |total, &length| total.checked_add(length));
+    if total != Some(bytes.len() as u64) {
+        return Err(mismatch(format!("{} bytes came for lengths of {total:?} in all", bytes.len())));
+    }
+    let mut rest = bytes;
+    let cut = |&length: &u64| {
+        let (value, after) = rest.split_at(usize::try_from(length).unwrap_or(usize::MAX));
+        rest = after;
+        Value::Bytes(value)
+    };
+    Ok(lengths.iter().map(cut).collect())
+}
