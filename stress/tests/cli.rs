@@ -1,6 +1,7 @@
 //! The command line against a running node: what each command prints, for people and for programs, and how it ends.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::io::BufRead as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -132,4 +133,45 @@ fn settings_machine_and_completions_are_looked_at_without_a_node() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(cli.says(&["completions", shell]).contains("tidepool"));
     }
+}
+
+/// The short form of the store's bench: every way and every call, all bytes compared, and nothing left behind.
+#[test]
+fn the_bench_of_the_store_measures_every_call_by_every_way() {
+    let (folder, segment) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let program = program_beside(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
+    let settings = vec![
+        format!("dram.folder='{}'", segment.path().display()),
+        "nvme.region_bytes=1MiB".into(),
+        "store.slice_bytes=256KiB".into(),
+    ];
+    let options = NodeOptions {
+        program: program.clone(),
+        data: folder.path().join("data"),
+        dram_bytes: 64 << 20,
+        nvme_bytes: 64 << 20,
+        settings,
+        place: Place::default(),
+    };
+    let node = NodeProcess::start(options).unwrap();
+    let cli = Cli { program, arguments: vec![format!("--endpoint={}", node.grpc)] };
+    let short = ["bench", "store", "--block=4KiB,300KiB", "--batch=8", "--threads=2", "--seconds=0.1", "--total=4MiB"];
+    let all_ways = [&["--json"][..], &short, &["--ways=local,host,tcp,grpc", "--verify"]].concat();
+    let output = cli.run(&all_ways);
+    assert!(output.status.success(), "{output:?}");
+    let lines: Vec<Value> = output.stdout.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+    assert_eq!(lines.len(), 2 * 4 * 6);
+    for line in &lines {
+        let number = |name: &str| line[name].as_u64().unwrap_or_else(|| panic!("{name}: {line}"));
+        let (way, operation) = (line["way"].as_str().unwrap(), line["operation"].as_str().unwrap());
+        assert!(number("calls") > 0 && number("items") == number("calls") * number("batch"), "{line}");
+        assert_eq!([number("wrong"), number("errors")], [0, 0], "{line}");
+        assert_eq!(number("bytes") > 0, !operation.starts_with("exists"), "{line}");
+        assert!(line["p50_us"].as_f64().unwrap() > 0.0, "{line}");
+        assert_eq!(number("without_call") > 0, way == "local" && operation == "get", "{line}");
+        assert_eq!(number("engine_calls") > 0, way != "grpc" && number("without_call") == 0, "{line}");
+    }
+    assert_eq!(cli.answers(&["ls"]).0, json!([]), "its objects are removed");
+    let table = cli.says(&[&short[..], &["--operations=get", "--ways=tcp"]].concat());
+    assert!(table.contains("objects/s") && table.contains("wrong objects: 0"), "{table}");
 }

@@ -1,7 +1,7 @@
 //! Load as real services make it: recorded traces, the bytes of their blocks, a driver that replays them and checks
-//! every byte that comes back, and simulated caches that say what hit ratio to expect.
+//! every byte that comes back, loads of one kind of call, and simulated caches that say what hit ratio to expect.
 //!
-//! Used by `tidepool replay`, by benchmarks and by drills. Knows a store only through [`BlockStore`],
+//! Used by `tidepool replay` and `tidepool bench`, by benchmarks and by drills. Replays know a store only through [`BlockStore`],
 //! which [`Client`](crate::Client) is.
 
 mod block_store;
@@ -10,6 +10,7 @@ mod payload;
 mod replay;
 mod report;
 pub mod simulate;
+mod store_load;
 mod trace;
 
 pub use block_store::{BlockStore, FoundBlock, block_key};
@@ -17,4 +18,5 @@ pub use histogram::{Histogram, Percentiles};
 pub use payload::{Mismatch, Payload};
 pub use replay::{Progress, Replay, ReplayError};
 pub use report::{ReplayReport, WrongBlock};
+pub use store_load::{LoadOperation, StoreLoad, StoreLoadReport};
 pub use trace::{Trace, TraceError, TraceFacts, TraceRequest};

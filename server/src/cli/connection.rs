@@ -48,7 +48,13 @@ impl ConnectionArguments {
 
     /// A client with `connections` connections.
     pub(super) fn client(&self, connections: usize) -> Result<Client, Failure> {
-        let settings = ClientSettings { deadline: self.deadline()?, connections, ..ClientSettings::default() };
+        self.client_with(|settings| settings.connections = connections)
+    }
+
+    /// A client with settings of its own, but for the deadline.
+    pub(super) fn client_with(&self, change: impl FnOnce(&mut ClientSettings)) -> Result<Client, Failure> {
+        let mut settings = ClientSettings { deadline: self.deadline()?, ..ClientSettings::default() };
+        change(&mut settings);
         let builder = Client::builder().endpoint(&self.endpoint).tenant(&self.tenant).settings(settings);
         let builder = match self.token()? {
             Some(token) => builder.token(token),

@@ -6,6 +6,7 @@
 
 mod admin;
 mod admin_http;
+mod bench;
 mod cluster;
 mod config;
 mod connection;
@@ -64,6 +65,9 @@ enum Command {
     Cluster(cluster::ClusterCommand),
     /// Replay a recorded trace and check every byte of every hit
     Replay(replay::ReplayArguments),
+    /// Measure what this machine reaches against a node
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// Look at this machine: what is there, and what follows from it
     Doctor(doctor::DoctorArguments),
     /// Check or print settings
@@ -107,6 +111,7 @@ fn dispatch(arguments: Arguments, output: &Output) -> Result<ExitCode, Failure> 
         Command::Stat(arguments) => runtime()?.block_on(objects::stat(&arguments, &connection, output)),
         Command::Admin(command) => runtime()?.block_on(admin::run(&command, &connection, output)),
         Command::Cluster(command) => runtime()?.block_on(cluster::run(&command, output)),
+        Command::Bench(command) => bench::run(&command, &connection, &runtime()?, output),
         Command::Replay(arguments) => runtime()?.block_on(replay::run(&arguments, &connection, output)),
     }
 }

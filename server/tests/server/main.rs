@@ -6,6 +6,7 @@ mod disk;
 mod embedded;
 mod framing;
 mod grpc;
+mod load;
 mod native;
 mod pressure;
 mod process;
