@@ -11,6 +11,7 @@ TARGET = $${CARGO_TARGET_DIR:-target}
 BENCH ?=
 DRILL ?=
 DURATION ?= 60s
+LOOKUPS ?= 1000000000
 SEED ?= 1
 
 .PHONY: help setup demo test test-python test-rdma wheel bench bench-reference drills large fuzz lint verify fix docs
@@ -46,10 +47,11 @@ bench: setup ## Every figure beside its limit, measured in one run. BENCH=name r
 	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress
 	"$(TARGET)/release/tidepool-stress" bench $(BENCH)
 
-drills: setup ## Failover drills on real processes, the history checked. DRILL=name runs one; DURATION and SEED.
+drills: setup ## Failover drills on real processes, the history checked, and 10^9 reads of reused memory. DRILL=name runs one; DURATION, SEED, LOOKUPS.
 	@[ "$$(id -u)" -ne 0 ] || scripts/setup ip nft mkfs.ext4 fsfreeze
 	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress
-	"$(TARGET)/release/tidepool-stress" drill $(DRILL) --duration $(DURATION) --seed $(SEED)
+	[ "$(DRILL)" = lookups ] || "$(TARGET)/release/tidepool-stress" drill $(DRILL) --duration $(DURATION) --seed $(SEED)
+	[ -n "$(DRILL)" -a "$(DRILL)" != lookups ] || "$(TARGET)/release/tidepool-stress" lookups --lookups $(LOOKUPS)
 
 bench-reference: setup ## The Python modules beside Mooncake's own wheel from PyPI, in one run.
 	$(ROCKSDB) && scripts/bench-reference

@@ -6,4 +6,5 @@ pub mod checker;
 pub mod cluster;
 pub mod drill;
 pub mod history;
+pub mod lookups;
 pub mod node_process;

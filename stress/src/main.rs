@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use tidepool_stress::bench::{self, BENCHES, BenchOptions};
 use tidepool_stress::drill::{self, DrillOptions, SCENARIOS, Verdict};
+use tidepool_stress::lookups::{self, LookupOptions};
 
 /// The same as the node's, so that both sides of a benchmark pay the same for their buffers.
 #[global_allocator]
@@ -68,6 +69,21 @@ enum Command {
         #[arg(long)]
         tidepool: Option<PathBuf>,
     },
+    /// Read in a node's memory while it evicts and reuses it; exit code 1 if a byte is wrong
+    Lookups {
+        /// Objects to be found
+        #[arg(long, default_value_t = 1_000_000_000)]
+        lookups: u64,
+        /// Threads that look
+        #[arg(long, default_value_t = 2)]
+        readers: u32,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// The `tidepool` binary; default: beside this one
+        #[arg(long)]
+        tidepool: Option<PathBuf>,
+    },
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -95,6 +111,9 @@ fn run(arguments: Arguments) -> Result<ExitCode, bench::Error> {
         Command::Drill { names, duration, seed, json, tidepool, .. } => {
             let tidepool = beside(tidepool)?;
             return run_drills(&names, &DrillOptions { duration, seed, tidepool }, json);
+        }
+        Command::Lookups { lookups, readers, json, tidepool } => {
+            return run_lookups(&LookupOptions { tidepool: beside(tidepool)?, lookups, readers }, json);
         }
     };
     let mut out = std::io::stdout().lock();
@@ -184,4 +203,21 @@ fn run_drills(names: &[String], options: &DrillOptions, json: bool) -> Result<Ex
     }
     let failed = reports.iter().any(|report| report.verdict == Verdict::Failed);
     Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+fn run_lookups(options: &LookupOptions, json: bool) -> Result<ExitCode, bench::Error> {
+    let report = lookups::run(options)?;
+    let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+    } else {
+        let lookups::LookupReport { found, not_found, put, evicted, seconds, wrong } = &report;
+        writeln!(
+            out,
+            "{found} objects found and {not_found} not, while {put} were put and {evicted} evicted: {seconds:.0} s"
+        )?;
+        writeln!(out, "wrong: {}", wrong.len())?;
+        wrong.iter().try_for_each(|wrong| writeln!(out, "  {wrong}"))?;
+    }
+    Ok(if report.wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
