@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sha2::Digest as _;
 use tidepool_metadata::TenantId;
+use tidepool_transfer::Tls;
 use tonic::metadata::AsciiMetadataValue;
 
 use crate::call::{Client, Parts};
@@ -43,6 +44,9 @@ pub struct ClientSettings {
     pub frame_bytes: u32,
     /// Whether values go by the node's transfer engine, where it has one that can be reached, rather than by gRPC.
     pub native: bool,
+    /// Certificates for the nodes' transfer engines: their TCP connections are encrypted, and must be. gRPC is not: it carries
+    /// what the engines don't, and everything while a node's engine can't be reached.
+    pub engine_tls: Option<Tls>,
     /// Whether a node on this host is reached by a unix socket and by shared memory, not by TCP.
     pub same_host: bool,
     /// Whether objects in the DRAM of a node on this host, if that is the only endpoint, are read without a call.
@@ -67,6 +71,7 @@ impl Default for ClientSettings {
             connection_window_bytes: 32 << 20,
             frame_bytes: FRAME_BYTES,
             native: true,
+            engine_tls: None,
             same_host: true,
             local_reads: true,
             message_bytes: 64 << 20,

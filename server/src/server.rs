@@ -113,7 +113,9 @@ impl Server {
             Role::Guest => None,
         };
         let memory = unix.as_ref().map(|_| MemoryListener::bind(&data.join(MEMORY_SOCKET))).transpose()?;
-        let engine = config.engine_address().map(|address| engine::bind(address, &auth, &config.limits)).transpose()?;
+        let engine =
+            config.engine_address().map(|address| engine::bind(address, &config.engine, &auth, &config.limits));
+        let engine = engine.transpose()?;
         let engine_address = engine.as_ref().and_then(|engine| engine.addresses().first().copied());
         let grpc_address = local(grpc.address())?;
         let admin_address = admin.as_ref().map(|admin| local(admin.local_addr())).transpose()?;

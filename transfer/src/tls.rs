@@ -11,6 +11,8 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -99,6 +101,31 @@ impl Tls {
             .with_client_auth_cert(chain, key)
             .map_err(wrong("certificates"))?;
         Ok(Self(Arc::new(Configs { client: Arc::new(client), server: Arc::new(server), name })))
+    }
+
+    /// Reads the same from files. The key's may be read by its owner only.
+    ///
+    /// # Errors
+    /// `Certificate`.
+    pub fn from_files(
+        certificates: &Path,
+        key: &Path,
+        authorities: &Path,
+        name: Option<String>,
+    ) -> Result<Self, TransferError> {
+        let read = |what, path: &Path| {
+            let wrong = |said: String| {
+                let source = rustls::Error::General(format!("{}: {said}", path.display()));
+                TransferError::Certificate { what, source }
+            };
+            let mode = path.metadata().map_err(|error| wrong(error.to_string()))?.mode();
+            if what == "key" && mode & 0o077 != 0 {
+                return Err(wrong(format!("mode {:03o} lets others read it: chmod 600", mode & 0o777)));
+            }
+            std::fs::read(path).map_err(|error| wrong(error.to_string()))
+        };
+        let certificates = read("certificates", certificates)?;
+        Self::from_pem(&certificates, &read("key", key)?, &read("authorities", authorities)?, name)
     }
 
     /// The asking side of a connection to `address`. The handshake happens with the first bytes.

@@ -151,7 +151,10 @@ impl Client {
                 Some(link)
             }
             Err(error) => {
-                tracing::debug!(%error, engine = info.engine, "calls go by gRPC, not by the node's engine");
+                match self.settings().engine_tls {
+                    Some(_) => tracing::warn!(%error, engine = info.engine, "calls go by gRPC, unencrypted"),
+                    None => tracing::debug!(%error, engine = info.engine, "calls go by gRPC, not by the node's engine"),
+                }
                 *lock(&native.again) = Some(Instant::now() + ASK_AGAIN_AFTER);
                 None
             }
@@ -162,8 +165,8 @@ impl Client {
     fn engine(&self) -> Option<Engine> {
         let mut started = lock(self.started_engine());
         if started.is_none() {
-            let same_host = self.settings().same_host;
-            let settings = Settings { secret: self.secret_digest(), same_host, ..Settings::default() };
+            let (same_host, tls) = (self.settings().same_host, self.settings().engine_tls.clone());
+            let settings = Settings { secret: self.secret_digest(), same_host, tls, ..Settings::default() };
             *started = Engine::start(settings)
                 .inspect_err(|error| tracing::warn!(%error, "no transfer engine: calls go by gRPC"))
                 .ok();

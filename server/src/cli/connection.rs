@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tidepool_client::{Client, ClientSettings};
+use tidepool_client::{Client, ClientSettings, Tls};
 
 use super::admin_http::AdminClient;
 use super::failure::Failure;
@@ -21,6 +21,18 @@ pub(super) struct ConnectionArguments {
     /// File with the token (the cluster's secret)
     #[arg(long, global = true, env = "TIDEPOOL_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// File in PEM with this client's certificate, for nodes with `engine.tls_certificate`
+    #[arg(long, global = true, env = "TIDEPOOL_TLS_CERTIFICATE", value_name = "FILE", hide_short_help = true)]
+    tls_certificate: Option<PathBuf>,
+    /// File in PEM with its private key, mode 0600
+    #[arg(long, global = true, env = "TIDEPOOL_TLS_KEY", value_name = "FILE", hide_short_help = true)]
+    tls_key: Option<PathBuf>,
+    /// File in PEM with the authorities from which nodes' certificates must come
+    #[arg(long, global = true, env = "TIDEPOOL_TLS_AUTHORITIES", value_name = "FILE", hide_short_help = true)]
+    tls_authorities: Option<PathBuf>,
+    /// Name that nodes' certificates must bear; default: the host that is connected to
+    #[arg(long, global = true, env = "TIDEPOOL_TLS_NAME", value_name = "NAME", hide_short_help = true)]
+    tls_name: Option<String>,
     /// Whose objects are meant
     #[arg(long, global = true, env = "TIDEPOOL_TENANT", default_value = "", hide_default_value = true)]
     tenant: String,
@@ -46,6 +58,17 @@ impl ConnectionArguments {
             .ok_or_else(|| Failure::usage(format!("--timeout {}: give more than 0 seconds", self.timeout)))
     }
 
+    fn tls(&self) -> Result<Option<Tls>, Failure> {
+        match (&self.tls_certificate, &self.tls_key, &self.tls_authorities) {
+            (None, None, None) => Ok(None),
+            (Some(certificate), Some(key), Some(authorities)) => {
+                let tls = Tls::from_files(certificate, key, authorities, self.tls_name.clone());
+                tls.map(Some).map_err(|error| Failure::usage(error.to_string()))
+            }
+            _ => Err(Failure::usage("--tls-certificate, --tls-key and --tls-authorities belong together")),
+        }
+    }
+
     /// A client with `connections` connections.
     pub(super) fn client(&self, connections: usize) -> Result<Client, Failure> {
         self.client_with(|settings| settings.connections = connections)
@@ -53,7 +76,8 @@ impl ConnectionArguments {
 
     /// A client with settings of its own, but for the deadline.
     pub(super) fn client_with(&self, change: impl FnOnce(&mut ClientSettings)) -> Result<Client, Failure> {
-        let mut settings = ClientSettings { deadline: self.deadline()?, ..ClientSettings::default() };
+        let (deadline, engine_tls) = (self.deadline()?, self.tls()?);
+        let mut settings = ClientSettings { deadline, engine_tls, ..ClientSettings::default() };
         change(&mut settings);
         let builder = Client::builder().endpoint(&self.endpoint).tenant(&self.tenant).settings(settings);
         let builder = match self.token()? {

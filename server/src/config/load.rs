@@ -179,6 +179,14 @@ impl Config {
         check("limits.streams", (1..=100_000).contains(&streams), streams, "1 to 100000")?;
         size("limits.max_object_bytes", self.limits.max_object_bytes, Size(1), Size(16 * GIB))?;
         self.check_exposure()?;
+        let super::Engine { tls_certificate, tls_key, tls_authorities, .. } = &self.engine;
+        let given = [tls_certificate, tls_key, tls_authorities].iter().filter(|file| file.is_some()).count();
+        if !matches!(given, 0 | 3) {
+            return Err(ConfigError::Contradiction(
+                "engine.tls_certificate, engine.tls_key and engine.tls_authorities belong together: set all three, or none"
+                    .into(),
+            ));
+        }
         let voters = self.cluster.voters;
         check("cluster.voters", matches!(voters, 1 | 3 | 5 | 7), voters, "1, 3, 5 or 7")?;
         Ok(self)

@@ -90,11 +90,18 @@ pub struct Engine {
     /// Address. Default: that of `grpc.listen` with the next port (7421; port 0 picks a free one). Others than loopback: see
     /// `cluster`.
     pub listen: Option<SocketAddr>,
+    /// File in PEM with this node's certificate, and those between it and an authority. With it and the next two, connections
+    /// over TCP are TLS 1.3, and clients need certificates too: those without use gRPC, which is not encrypted. Default: none.
+    pub tls_certificate: Option<PathBuf>,
+    /// File in PEM with the certificate's private key, mode 0600. Default: none.
+    pub tls_key: Option<PathBuf>,
+    /// File in PEM with the authorities from which clients' certificates must come. Default: none.
+    pub tls_authorities: Option<PathBuf>,
 }
 
 impl Default for Engine {
     fn default() -> Self {
-        Self { enabled: true, listen: None }
+        Self { enabled: true, listen: None, tls_certificate: None, tls_key: None, tls_authorities: None }
     }
 }
 

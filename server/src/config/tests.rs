@@ -52,6 +52,17 @@ fn an_address_that_others_reach_needs_a_secret() {
 }
 
 #[test]
+fn certificate_key_and_authorities_belong_together() {
+    let all = ["engine.tls_certificate='/c'", "engine.tls_key='/k'", "engine.tls_authorities='/a'"];
+    assert!(set(&all).is_ok());
+    for missing in 0..3 {
+        let some: Vec<_> = (0..3).filter(|&place| place != missing).map(|place| all[place]).collect();
+        let message = set(&some).expect_err("one is missing").to_string();
+        assert!(message.contains("engine.tls_key") && message.contains("all three"), "{message}");
+    }
+}
+
+#[test]
 fn what_is_printed_can_be_loaded() {
     let config = set(&["dram.capacity=1GiB", "nvme.engine=blocking"]).expect("good settings");
     let temp = tempfile::tempdir().expect("temporary folder");

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use prost::Message;
 use tidepool_metadata::envelope::{self, Request};
 use tidepool_metadata::{ErrorKind, proto};
-use tidepool_transfer::{Engine, Handler, Pieces, Responder, Settings};
+use tidepool_transfer::{Engine, Handler, Pieces, Responder, Settings, Tls, TransferError};
 use tokio::runtime::Handle;
 use tonic::Status;
 
@@ -61,17 +61,39 @@ pub(crate) struct EngineApi {
 /// Starts an engine that listens at `address`. Messages have no answer before [`serve`].
 ///
 /// # Errors
-/// `LISTEN` with the address and what to do.
-pub(crate) fn bind(address: SocketAddr, auth: &Auth, limits: &Limits) -> Result<Engine, Error> {
+/// `LISTEN` with the address and what to do; `BAD_CONFIG` with what is wrong with a certificate or key.
+pub(crate) fn bind(
+    address: SocketAddr,
+    config: &crate::config::Engine,
+    auth: &Auth,
+    limits: &Limits,
+) -> Result<Engine, Error> {
     let settings = Settings {
         listen: vec![address.to_string()],
         secret: auth.digest(),
+        tls: tls(config)?,
         connections: limits.connections as usize,
         ..Settings::default()
     };
     Engine::start(settings).map_err(|error| {
         let message = format!("engine.listen = {address}: {}; choose another port (0 picks a free one)", chain(&error));
         Error::new(ErrorKind::Invalid, "LISTEN", message).field("engine.listen")
+    })
+}
+
+/// The certificates of the settings, if there are any.
+fn tls(config: &crate::config::Engine) -> Result<Option<Tls>, Error> {
+    let crate::config::Engine { tls_certificate, tls_key, tls_authorities, .. } = config;
+    let (Some(certificate), Some(key), Some(authorities)) = (tls_certificate, tls_key, tls_authorities) else {
+        return Ok(None);
+    };
+    Tls::from_files(certificate, key, authorities, None).map(Some).map_err(|error| {
+        let field = match &error {
+            TransferError::Certificate { what: "key", .. } => "engine.tls_key",
+            TransferError::Certificate { what: "authorities", .. } => "engine.tls_authorities",
+            _ => "engine.tls_certificate",
+        };
+        Error::new(ErrorKind::Invalid, "BAD_CONFIG", format!("{field}: {error}")).field(field)
     })
 }
 

@@ -10,3 +10,4 @@ mod load;
 mod native;
 mod pressure;
 mod process;
+mod tls;
