@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidepool_metadata::ErrorKind;
 use tidepool_metadata::catalog::NodeAddresses;
 use tidepool_replication::Formation;
-use tidepool_transfer::Engine;
+use tidepool_transfer::{Engine, Tls};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -113,16 +113,16 @@ impl Server {
             Role::Guest => None,
         };
         let memory = unix.as_ref().map(|_| MemoryListener::bind(&data.join(MEMORY_SOCKET))).transpose()?;
-        let engine =
-            config.engine_address().map(|address| engine::bind(address, &config.engine, &auth, &config.limits));
-        let engine = engine.transpose()?;
+        let tls = engine::tls(&config.engine)?;
+        let bind = |address| engine::bind(address, tls.clone(), &auth, &config.limits);
+        let engine = config.engine_address().map(bind).transpose()?;
         let engine_address = engine.as_ref().and_then(|engine| engine.addresses().first().copied());
         let grpc_address = local(grpc.address())?;
         let admin_address = admin.as_ref().map(|admin| local(admin.local_addr())).transpose()?;
 
         let built = plan::node(&config, &folder)?;
         let nvme = built.nvme.clone();
-        let peers = Peers::prepare(&config, role, &auth, &folder, grpc_address).await?;
+        let peers = Peers::prepare(&config, role, &auth, tls, &folder, grpc_address).await?;
         let node = Node::start(built, Arc::clone(&folder), peers.membership(admin_address)).await?;
         let (ready, readiness) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
@@ -243,6 +243,7 @@ impl Peers {
         config: &Config,
         role: Role,
         auth: &Auth,
+        tls: Option<Tls>,
         folder: &DataFolder,
         listens: SocketAddr,
     ) -> Result<Self, Error> {
@@ -284,7 +285,7 @@ impl Peers {
         book.learn(myself.node, myself.incarnation, &myself.address);
         let dialer = Dialer::start(myself.clone(), secret.clone(), Arc::clone(&book))?;
         let token = std::str::from_utf8(auth.secret()).ok().filter(|token| !token.is_empty()).map(str::to_owned);
-        let remotes = Remotes::new(Arc::clone(&book), token.as_deref());
+        let remotes = Remotes::new(Arc::clone(&book), token.as_deref(), tls);
         Ok(Self { myself, secret, book, dialer, remotes, formation })
     }
 

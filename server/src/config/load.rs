@@ -179,11 +179,12 @@ impl Config {
         check("limits.streams", (1..=100_000).contains(&streams), streams, "1 to 100000")?;
         size("limits.max_object_bytes", self.limits.max_object_bytes, Size(1), Size(16 * GIB))?;
         self.check_exposure()?;
-        let super::Engine { tls_certificate, tls_key, tls_authorities, .. } = &self.engine;
+        let super::Engine { tls_certificate, tls_key, tls_authorities, tls_name, .. } = &self.engine;
         let given = [tls_certificate, tls_key, tls_authorities].iter().filter(|file| file.is_some()).count();
-        if !matches!(given, 0 | 3) {
+        if !matches!(given, 0 | 3) || (given == 0 && tls_name.is_some()) {
             return Err(ConfigError::Contradiction(
-                "engine.tls_certificate, engine.tls_key and engine.tls_authorities belong together: set all three, or none"
+                "engine.tls_certificate, engine.tls_key and engine.tls_authorities belong together: set all three, or none, \
+                 and engine.tls_name only with them"
                     .into(),
             ));
         }

@@ -97,11 +97,21 @@ pub struct Engine {
     pub tls_key: Option<PathBuf>,
     /// File in PEM with the authorities from which clients' certificates must come. Default: none.
     pub tls_authorities: Option<PathBuf>,
+    /// Name that other nodes' certificates must bear when this one connects to their engines, for example one that all of them
+    /// bear. Default: the host in the address that is connected to.
+    pub tls_name: Option<String>,
 }
 
 impl Default for Engine {
     fn default() -> Self {
-        Self { enabled: true, listen: None, tls_certificate: None, tls_key: None, tls_authorities: None }
+        Self {
+            enabled: true,
+            listen: None,
+            tls_certificate: None,
+            tls_key: None,
+            tls_authorities: None,
+            tls_name: None,
+        }
     }
 }
 

@@ -60,6 +60,7 @@ fn certificate_key_and_authorities_belong_together() {
         let message = set(&some).expect_err("one is missing").to_string();
         assert!(message.contains("engine.tls_key") && message.contains("all three"), "{message}");
     }
+    assert!(set(&["engine.tls_name='node.test'"]).is_err());
 }
 
 #[test]

@@ -61,17 +61,12 @@ pub(crate) struct EngineApi {
 /// Starts an engine that listens at `address`. Messages have no answer before [`serve`].
 ///
 /// # Errors
-/// `LISTEN` with the address and what to do; `BAD_CONFIG` with what is wrong with a certificate or key.
-pub(crate) fn bind(
-    address: SocketAddr,
-    config: &crate::config::Engine,
-    auth: &Auth,
-    limits: &Limits,
-) -> Result<Engine, Error> {
+/// `LISTEN` with the address and what to do.
+pub(crate) fn bind(address: SocketAddr, tls: Option<Tls>, auth: &Auth, limits: &Limits) -> Result<Engine, Error> {
     let settings = Settings {
         listen: vec![address.to_string()],
         secret: auth.digest(),
-        tls: tls(config)?,
+        tls,
         connections: limits.connections as usize,
         ..Settings::default()
     };
@@ -81,13 +76,16 @@ pub(crate) fn bind(
     })
 }
 
-/// The certificates of the settings, if there are any.
-fn tls(config: &crate::config::Engine) -> Result<Option<Tls>, Error> {
-    let crate::config::Engine { tls_certificate, tls_key, tls_authorities, .. } = config;
+/// The certificates of the settings, if there are any, for this node's engine and for its calls to others.
+///
+/// # Errors
+/// `BAD_CONFIG` with what is wrong with a certificate or key.
+pub(crate) fn tls(config: &crate::config::Engine) -> Result<Option<Tls>, Error> {
+    let crate::config::Engine { tls_certificate, tls_key, tls_authorities, tls_name, .. } = config;
     let (Some(certificate), Some(key), Some(authorities)) = (tls_certificate, tls_key, tls_authorities) else {
         return Ok(None);
     };
-    Tls::from_files(certificate, key, authorities, None).map(Some).map_err(|error| {
+    Tls::from_files(certificate, key, authorities, tls_name.clone()).map(Some).map_err(|error| {
         let field = match &error {
             TransferError::Certificate { what: "key", .. } => "engine.tls_key",
             TransferError::Certificate { what: "authorities", .. } => "engine.tls_authorities",

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidepool_client::{Client, ClientSettings, GetOptions, ObjectStream, StoredIn};
+use tidepool_client::{Client, ClientSettings, GetOptions, ObjectStream, StoredIn, Tls};
 use tidepool_metadata::catalog::{Answer, ObjectLocation, Query};
 use tidepool_metadata::{ErrorKind, NodeId, TenantId};
 use tidepool_replication::Read;
@@ -40,14 +40,15 @@ type Clients = HashMap<(NodeId, TenantId, Way), (String, Client)>;
 pub struct Remotes {
     book: Arc<AddressBook>,
     token: Option<Arc<str>>,
+    tls: Option<Tls>,
     clients: Arc<Mutex<Clients>>,
     /// Until when nodes are left alone.
     resting: Arc<Mutex<HashMap<NodeId, Instant>>>,
 }
 
 impl Remotes {
-    pub(crate) fn new(book: Arc<AddressBook>, token: Option<&str>) -> Self {
-        Self { book, token: token.map(Arc::from), clients: Arc::default(), resting: Arc::default() }
+    pub(crate) fn new(book: Arc<AddressBook>, token: Option<&str>, tls: Option<Tls>) -> Self {
+        Self { book, token: token.map(Arc::from), tls, clients: Arc::default(), resting: Arc::default() }
     }
 
     /// Drops what is kept of a node that is gone for good.
@@ -83,6 +84,7 @@ impl Remotes {
             connections: CONNECTIONS,
             local_reads: false,
             native: way == Way::Engine,
+            engine_tls: self.tls.clone(),
             retries: 0,
             ..ClientSettings::default()
         };
