@@ -3,10 +3,10 @@
 //! `TIDEPOOL_CUTS=100` cuts so many times and prints the stalls.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::network::{Cut, Network, why_not};
+use support::network::{Cut, Network, must, why_not};
 use support::{soon, start};
 use tidepool_transfer::{
     AccessRights, Batch, BatchOptions, Direction, Engine, Failure, Memory, PeerId, RemoteSlice, Request, Settings,
@@ -221,5 +221,83 @@ fn half_open_connections_are_noticed_and_replaced() {
         }
         let peer = asking.engine.connect(&address, soon()).expect("the other engine");
         assert_ne!(peer, asking.peer);
+    });
+}
+
+/// Connections are kept and used again: sixteen ports are enough for a hundred thousand requests of 32 threads.
+#[test]
+fn few_local_ports_are_enough_for_many_requests_of_many_threads() {
+    in_network(&[0], |network| {
+        std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40015").expect("of this network");
+        let (asking, _target) = Asking::start(network);
+        let asking = &asking;
+        std::thread::scope(|scope| {
+            for thread in 0..32_u64 {
+                scope.spawn(move || {
+                    for number in 0..3200_u64 {
+                        let offset = (thread * 3200 + number) * 4096 % BYTES;
+                        let local = Slice { offset, length: 4096, ..asking.whole.local };
+                        let remote = RemoteSlice { offset, ..asking.whole.remote };
+                        let read = Request { local, remote, ..asking.whole };
+                        let outcome = asking.engine.transfer(&[read], BatchOptions::default()).expect("submitted");
+                        outcome.all().expect("read");
+                    }
+                });
+            }
+        });
+        assert_eq!(asking.engine.totals().batches, 0);
+    });
+}
+
+/// A host without IPv4: engines listen on all addresses, and are reached.
+#[test]
+fn without_ipv4_all_goes_by_ipv6() {
+    in_network(&[], |_| {
+        must("ip", &["addr", "del", "127.0.0.1/8", "dev", "lo"]);
+        let there = start(Settings { listen: vec!["[::]:0".into()], same_host: false, ..Settings::default() });
+        let memory = Memory::anonymous(4096).expect("memory");
+        memory.write_at(0, &support::pattern(4096, 1)).expect("inside");
+        there.register(&memory, AccessRights::READ, Some("pool")).expect("registered");
+        let here = start(Settings { same_host: false, ..Settings::default() });
+        let peer = here.connect(&format!("[::1]:{}", there.addresses()[0].port()), soon()).expect("connected");
+        let segment = here.open(peer, "pool", soon()).expect("opened");
+        let local = Memory::anonymous(4096).expect("memory");
+        let region = here.register(&local, AccessRights::LOCAL, None).expect("registered").region;
+        let read = Request {
+            direction: Direction::Read,
+            local: Slice { region, offset: 0, length: 4096 },
+            remote: RemoteSlice { segment, offset: 0 },
+        };
+        here.transfer(&[read], BatchOptions::default()).expect("submitted").all().expect("read");
+        assert!(support::bytes(&local) == support::pattern(4096, 1));
+    });
+}
+
+/// A name with an address of each family, of which one swallows whatever is sent to it: the other is used.
+#[test]
+fn a_name_of_which_one_family_is_dead_is_reached_by_the_other() {
+    in_network(&[], |_| {
+        let there = start(Settings { listen: vec!["[::]:0".into()], same_host: false, ..Settings::default() });
+        let memory = Memory::anonymous(MIB as usize).expect("memory");
+        (0..MIB / 4096).for_each(|number| memory.write_at(number * 4096, &block(number)).expect("inside"));
+        there.register(&memory, AccessRights::READ, Some("bench")).expect("registered");
+        let hosts = tempfile::NamedTempFile::new().expect("file");
+        for (dead, family, alive) in [("127.0.0.9", "ip daddr", "::1"), ("fd00::9", "ip6 daddr", "127.0.0.1")] {
+            let _may_be_there = Command::new("ip").args(["addr", "add", dead, "dev", "lo"]).status();
+            must("nft", &["add", "table", "inet", "dead"]);
+            must("nft", &["add", "chain", "inet", "dead", "in", "{ type filter hook input priority 0; }"]);
+            must("nft", &["add", "rule", "inet", "dead", "in", family, dead, "drop"]);
+            let both = format!("{dead} store.test\n{alive} store.test\n");
+            std::fs::write(hosts.path(), both).expect("written");
+            let bench = env!("CARGO_BIN_EXE_tidepool-transfer-bench");
+            let asking = format!(
+                "mount --bind {} /etc/hosts && exec {bench} initiator --peer store.test:{} --transport tcp --block 4K \
+                 --batch 4 --seconds 0.1 --verify",
+                hosts.path().display(),
+                there.addresses()[0].port()
+            );
+            must("unshare", &["--mount", "sh", "-c", &asking]);
+            must("nft", &["delete", "table", "inet", "dead"]);
+        }
     });
 }

@@ -100,7 +100,8 @@ fn who_listens_on_the_wire_sees_nothing() {
         let (proxy, listener) = Proxy::bind();
         let authority = Authority::new();
         let settings = || if is_encrypted { authority.settings() } else { Settings { same_host: false, ..settings() } };
-        let there = start(settings());
+        // Its own address would be a way past who listens.
+        let there = start(Settings { advertise: vec![proxy.address.clone()], ..settings() });
         proxy.serve(listener, support::address(&there));
         let marker = *b"a block of keys and values, 32 B";
         let memory = Memory::anonymous(1 << 20).expect("memory");

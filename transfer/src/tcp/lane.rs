@@ -125,6 +125,15 @@ impl Lane {
         self.rests_until.is_some_and(|(until, _)| now < until)
     }
 
+    /// Ends its connection if nothing is on its way.
+    pub(crate) fn close(&mut self) {
+        if self.is_idle()
+            && let Some(stream) = self.stream.take()
+        {
+            stream.shutdown();
+        }
+    }
+
     /// Drives it until it is idle and the source is empty, or the source says that its driver may leave.
     pub(crate) fn run(&mut self, shared: &Shared, source: &mut dyn Source) {
         while !source.is_done() {

@@ -296,6 +296,8 @@ impl Link for TcpLink {
         drop(self.shared.spare.lock().take());
         let groups = self.shared.take_queued(|_| true);
         self.shared.work.notify_all();
+        // Who drives one of the others sees the end by itself.
+        self.lanes.iter().filter_map(Mutex::try_lock).for_each(|mut lane| lane.close());
         groups.into_iter().for_each(|group| group.finish(Err(Failure::Closed)));
     }
 }

@@ -131,7 +131,8 @@ fn run(program: &str, arguments: &[&str]) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-fn must(program: &str, arguments: &[&str]) {
+/// Runs a tool of the system, which has to succeed.
+pub(crate) fn must(program: &str, arguments: &[&str]) {
     let output = Command::new(program).args(arguments).output().expect("started");
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
