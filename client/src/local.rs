@@ -331,6 +331,9 @@ impl Target for Filling<'_> {
 }
 
 #[cfg(test)]
+mod reuse;
+
+#[cfg(test)]
 mod tests {
     use tidepool_metadata::directory::{Extent, Extents, SlotId, Writer};
     use tidepool_metadata::{DataType, Incarnation, ObjectKey, ReplicaId, VersionId};
@@ -341,8 +344,8 @@ mod tests {
     const NODE: NodeId = NodeId(7);
     const SLICE_BYTES: u32 = 4096;
 
-    /// The node's side of a segment of 16 pages.
-    struct Node {
+    /// The node's side of a segment.
+    pub(super) struct Node {
         segment: Segment,
         writer: Writer,
         sequence: u64,
@@ -350,7 +353,11 @@ mod tests {
 
     impl Node {
         fn new() -> Self {
-            let layout = Layout::new(NODE, 16, Some(64));
+            Self::with_pages(16)
+        }
+
+        pub(super) fn with_pages(pages: u32) -> Self {
+            let layout = Layout::new(NODE, pages, Some(64));
             let length = usize::try_from(layout.file_bytes).expect("small");
             let memory = Memory::shared(length, PeerMapping::ReadOnly).expect("memory");
             layout.format(memory.words(usize::MAX));
@@ -359,8 +366,17 @@ mod tests {
             Self { segment: Segment { memory, layout }, writer, sequence: 0 }
         }
 
+        /// The reader's side of it.
+        pub(super) fn segment(&self) -> Segment {
+            Segment { memory: self.segment.memory.clone(), layout: self.segment.layout }
+        }
+
         /// Puts an object whose slices lie in `pages`, one each.
         fn put(&mut self, key: &str, value: &[u8], pages: &[u32]) -> Vec<SlotId> {
+            self.put_bytes(key.as_bytes(), value, pages)
+        }
+
+        pub(super) fn put_bytes(&mut self, key: &[u8], value: &[u8], pages: &[u32]) -> Vec<SlotId> {
             self.sequence += 1;
             let sequence = self.sequence;
             let slices = value.chunks(SLICE_BYTES as usize).zip(pages).zip(0..);
@@ -371,7 +387,7 @@ mod tests {
 
         fn put_slice(
             &mut self,
-            key: &str,
+            key: &[u8],
             length: usize,
             sequence: u64,
             bytes: &[u8],
@@ -383,7 +399,7 @@ mod tests {
             memory.write_at(place, bytes).expect("inside");
             let header = SliceHeader {
                 tenant: TenantId::DEFAULT,
-                key: ObjectKey::new(key.as_bytes()).expect("legal"),
+                key: ObjectKey::new(key).expect("legal"),
                 version: VersionId { node: NODE, incarnation: Incarnation(1), sequence },
                 replica: ReplicaId { node: NODE, incarnation: Incarnation(1), sequence },
                 object_length: length as u64,
@@ -402,7 +418,7 @@ mod tests {
             slot
         }
 
-        fn retire(&mut self, slots: &[SlotId]) {
+        pub(super) fn retire(&mut self, slots: &[SlotId]) {
             slots.iter().for_each(|&slot| self.writer.retire(self.segment.memory.words(usize::MAX), slot));
         }
 
@@ -477,7 +493,7 @@ mod tests {
                 let (value, pages) = (bytes(1, 3 * SLICE_BYTES as usize), [2, 3, 4]);
                 let mut slots = node.put("k", &value, &pages);
                 let other = if same_bytes { value.clone() } else { bytes(9, value.len()) };
-                let segment = Segment { memory: node.segment.memory.clone(), layout: node.segment.layout };
+                let segment = node.segment();
                 let mut act = || {
                     node.retire(&std::mem::take(&mut slots));
                     node.put("other", &other, &pages);
@@ -496,7 +512,7 @@ mod tests {
             let mut node = Node::new();
             let old = bytes(1, 3 * SLICE_BYTES as usize);
             node.put("k", &old, &[2, 3, 4]);
-            let segment = Segment { memory: node.segment.memory.clone(), layout: node.segment.layout };
+            let segment = node.segment();
             let mut act = || drop(node.put("k", &bytes(2, old.len()), &[5, 6, 7]));
             let mut target = Interrupted { value: Vec::new(), pieces, act: &mut act };
             let read = segment.read(TenantId::DEFAULT, &Bytes::from_static(b"k"), 0, &mut target).expect("no doubt");
