@@ -10,4 +10,6 @@ mod load;
 mod native;
 mod pressure;
 mod process;
+mod races;
+mod starts;
 mod tls;

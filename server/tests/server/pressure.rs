@@ -25,7 +25,7 @@ fn pinned() -> PutOptions {
 }
 
 /// Waits until these tiers hold nothing.
-async fn until_empty(server: &TestServer, tiers: &[&str]) {
+pub(crate) async fn until_empty(server: &TestServer, tiers: &[&str]) {
     let empty = async {
         for (tier, field) in tiers.iter().flat_map(|tier| [(tier, "used"), (tier, "reserved")]) {
             while server.tier(tier, field).await > 0 {
