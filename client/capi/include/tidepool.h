@@ -54,6 +54,48 @@ int32_t tidepool_exists(const tidepool_store *store, const void *key, size_t key
 /* 1: removed. 0: there is none. TIDEPOOL_CONFLICT: it is pinned, and force is 0. Or another code. */
 int32_t tidepool_remove(const tidepool_store *store, const void *key, size_t key_length, int32_t force);
 
+/* Many objects at a time: one result each, in order, as of the call for one. 0, or the code of what kept all of them from being
+ * done: then the results say nothing. */
+typedef struct tidepool_slice {
+    const void *start;
+    size_t length;
+} tidepool_slice;
+typedef struct tidepool_room {
+    void *start;
+    size_t length;
+} tidepool_room;
+
+int32_t tidepool_put_batch(const tidepool_store *store, size_t count, const tidepool_slice *keys,
+                           const tidepool_slice *values, uint32_t flags, int32_t *results);
+/* The rooms do not overlap. */
+int32_t tidepool_get_batch(const tidepool_store *store, size_t count, const tidepool_slice *keys,
+                           const tidepool_room *rooms, int64_t *results);
+int32_t tidepool_exists_batch(const tidepool_store *store, size_t count, const tidepool_slice *keys, int32_t *results);
+int32_t tidepool_remove_batch(const tidepool_store *store, size_t count, const tidepool_slice *keys, int32_t force,
+                              int32_t *results);
+
+/* Objects piece by piece. A reader or a writer is used by one thread at a time, and may outlive its connection. */
+typedef struct tidepool_reader tidepool_reader;
+typedef struct tidepool_writer tidepool_writer;
+
+/* length bytes from offset on, UINT64_MAX: to the end. How many will come, TIDEPOOL_MISSING, or another code. */
+int64_t tidepool_read_begin(const tidepool_store *store, const void *key, size_t key_length, uint64_t offset,
+                            uint64_t length, tidepool_reader **reader);
+/* How many bytes came; 0: all came, and they are what was stored; or a code: nothing that came may be relied on. */
+int64_t tidepool_read(tidepool_reader *reader, void *buffer, size_t capacity);
+/* At any time. Null is fine. */
+void tidepool_read_end(tidepool_reader *reader);
+
+/* An object of exactly length bytes. 0, or a code. */
+int32_t tidepool_write_begin(const tidepool_store *store, const void *key, size_t key_length, uint64_t length,
+                             uint32_t flags, tidepool_writer **writer);
+/* 0, or a code: then the put has ended, and nothing was stored; the writer is still to be ended or abandoned. */
+int32_t tidepool_write(tidepool_writer *writer, const void *bytes, size_t length);
+/* 1: stored. 0: the key has an object. Or a code. The writer is gone. */
+int32_t tidepool_write_end(tidepool_writer *writer);
+/* Nothing is stored. The writer is gone. Null is fine. */
+void tidepool_write_abandon(tidepool_writer *writer);
+
 /* The transfer engine, by the names that programs written for Mooncake's C API link to. Codes are 0 or -1; -7: memory
  * overlaps registered memory, -3: it is not registered. */
 typedef void *transfer_engine_t;

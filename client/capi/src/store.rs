@@ -10,8 +10,8 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::error::{code, failed, guarded, invalid};
 
-const INTERNAL: i32 = -10;
-const MISSING: i32 = -2;
+pub(crate) const INTERNAL: i32 = -10;
+pub(crate) const MISSING: i32 = -2;
 /// Replace an object that is there.
 const PUT_UPSERT: u32 = 1;
 /// Acknowledged when a copy on disk is durable.
@@ -25,8 +25,14 @@ pub struct tidepool_store {
     client: Client,
 }
 
+impl tidepool_store {
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+}
+
 /// The runtime of all connections of this process.
-fn runtime() -> Option<&'static Runtime> {
+pub(crate) fn runtime() -> Option<&'static Runtime> {
     static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
     let make = || Builder::new_multi_thread().worker_threads(2).thread_name("tidepool").enable_all().build().ok();
     RUNTIME.get_or_init(make).as_ref()
@@ -103,12 +109,7 @@ pub unsafe extern "C" fn tidepool_put(
     // SAFETY: as the caller promised.
     let (key, value) = unsafe { (bytes(key, key_length), bytes(value, length)) };
     let (Some(key), Some(value)) = (key, value) else { return invalid("key or value is null") };
-    if flags & !(PUT_UPSERT | PUT_NVME | PUT_PIN) != 0 {
-        return invalid("there is no such flag");
-    }
-    let durability = if flags & PUT_NVME == 0 { Default::default() } else { tidepool_client::Durability::Nvme };
-    let (upsert, pin) = (flags & PUT_UPSERT != 0, flags & PUT_PIN != 0);
-    let options = PutOptions { durability, upsert, pin, ..PutOptions::default() };
+    let Some(options) = put_options(flags) else { return invalid("there is no such flag") };
     // Copied: bytes on their way may outlive a call that its deadline ended.
     let value = Bytes::copy_from_slice(value);
     let put = |client: &'static Client| async move { client.put(key, value, &options).await };
@@ -166,13 +167,8 @@ pub unsafe extern "C" fn tidepool_exists(store: *const tidepool_store, key: *con
     // SAFETY: as the caller promised.
     let Some(key) = (unsafe { bytes(key, key_length) }) else { return invalid("key is null") };
     let ask = |client: &'static Client| async move { client.exists(key).await };
-    let answer = |existence| match existence {
-        Existence::Present => 1,
-        Existence::Missing => 0,
-        Existence::Recovering | Existence::Unconfirmed => i64::from(code(tidepool_client::ErrorKind::Unavailable)),
-    };
     // SAFETY: as the caller promised.
-    unsafe { call(store, ask, answer) as i32 }
+    unsafe { call(store, ask, |found| existence(found).into()) as i32 }
 }
 
 /// Removes an object, pinned ones too if `force` is not 0. 1: removed. 0: there is none. -3: pinned. Else a code.
@@ -189,14 +185,35 @@ pub unsafe extern "C" fn tidepool_remove(
     // SAFETY: as the caller promised.
     let Some(key) = (unsafe { bytes(key, key_length) }) else { return invalid("key is null") };
     let remove = |client: &'static Client| async move { client.remove(key, force != 0).await };
-    let answer = |outcome| match outcome {
+    // SAFETY: as the caller promised.
+    unsafe { call(store, remove, |outcome| removal(outcome).into()) as i32 }
+}
+
+/// What the flags of a put ask for; `None` if there is no such flag.
+pub(crate) fn put_options(flags: u32) -> Option<PutOptions> {
+    let durability = if flags & PUT_NVME == 0 { Default::default() } else { tidepool_client::Durability::Nvme };
+    let (upsert, pin) = (flags & PUT_UPSERT != 0, flags & PUT_PIN != 0);
+    let is_known = flags & !(PUT_UPSERT | PUT_NVME | PUT_PIN) == 0;
+    is_known.then(|| PutOptions { durability, upsert, pin, ..PutOptions::default() })
+}
+
+/// 1, 0, or a code.
+pub(crate) fn existence(existence: Existence) -> i32 {
+    match existence {
+        Existence::Present => 1,
+        Existence::Missing => 0,
+        Existence::Recovering | Existence::Unconfirmed => code(tidepool_client::ErrorKind::Unavailable),
+    }
+}
+
+/// 1, 0, or a code.
+pub(crate) fn removal(outcome: RemoveOutcome) -> i32 {
+    match outcome {
         RemoveOutcome::Removed => 1,
         RemoveOutcome::Missing => 0,
-        RemoveOutcome::Pinned => i64::from(code(tidepool_client::ErrorKind::Conflict)),
-        RemoveOutcome::Failed => INTERNAL.into(),
-    };
-    // SAFETY: as the caller promised.
-    unsafe { call(store, remove, answer) as i32 }
+        RemoveOutcome::Pinned => code(tidepool_client::ErrorKind::Conflict),
+        RemoveOutcome::Failed => INTERNAL,
+    }
 }
 
 /// Waits for what `start` begins, and makes an answer of it.
@@ -221,7 +238,7 @@ unsafe fn call<T, F: Future<Output = Result<T, Error>>>(
 
 /// # Safety
 /// `start` is null, or `length` bytes can be read there while the result is used.
-unsafe fn bytes(start: *const c_void, length: usize) -> Option<&'static [u8]> {
+pub(crate) unsafe fn bytes(start: *const c_void, length: usize) -> Option<&'static [u8]> {
     match (start.is_null(), length) {
         (_, 0) => Some(&[]),
         (true, _) => None,

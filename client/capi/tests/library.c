@@ -105,6 +105,81 @@ static void no_store(void) {
     tidepool_close(NULL);
 }
 
+static void batches(tidepool_store *store) {
+    static char value[300000], read[3][300000];
+    for (size_t at = 0; at < sizeof value; at++) value[at] = (char)(at * 11 % 249);
+    tidepool_slice keys[3] = {{"batch/0", 7}, {"batch/1", 7}, {"batch/2", 7}};
+    tidepool_slice values[2] = {{value, sizeof value}, {value, 0}};
+    tidepool_room rooms[3] = {{read[0], sizeof read[0]}, {NULL, 0}, {read[2], sizeof read[2]}};
+    int32_t results[3] = {9, 9, 9};
+    int64_t lengths[3] = {9, 9, 9};
+    CHECK(tidepool_put_batch(store, 2, keys, values, 0, results) == 0);
+    CHECK(results[0] == 1 && results[1] == 1 && results[2] == 9);
+    CHECK(tidepool_put_batch(store, 1, keys + 1, values, 0, results) == 0 && results[0] == 0);
+    CHECK(tidepool_exists_batch(store, 3, keys, results) == 0);
+    CHECK(results[0] == 1 && results[1] == 1 && results[2] == 0);
+    CHECK(tidepool_get_batch(store, 3, keys, rooms, lengths) == 0);
+    CHECK(lengths[0] == (int64_t)sizeof value && lengths[1] == 0 && lengths[2] == TIDEPOOL_MISSING);
+    CHECK(memcmp(read[0], value, sizeof value) == 0);
+    rooms[0].length = 10;
+    CHECK(tidepool_get_batch(store, 2, keys, rooms, lengths) == 0);
+    CHECK(lengths[0] == TIDEPOOL_INVALID && lengths[1] == 0);
+    CHECK(tidepool_remove_batch(store, 3, keys, 0, results) == 0);
+    CHECK(results[0] == 1 && results[1] == 1 && results[2] == 0);
+    CHECK(tidepool_exists_batch(store, 0, NULL, NULL) == 0);
+    CHECK(tidepool_exists_batch(store, 1, NULL, results) == TIDEPOOL_INVALID);
+    CHECK(tidepool_exists_batch(store, 1, keys, NULL) == TIDEPOOL_INVALID);
+    keys[0].start = NULL;
+    CHECK(tidepool_put_batch(store, 2, keys, values, 0, results) == TIDEPOOL_INVALID);
+}
+
+static void streams(tidepool_store *store) {
+    enum { LENGTH = 5000000, PIECE = 777777 };
+    static char value[LENGTH], read[LENGTH];
+    for (size_t at = 0; at < LENGTH; at++) value[at] = (char)(at * 13 % 251);
+    tidepool_writer *writer = NULL;
+    CHECK(tidepool_write_begin(store, "stream", 6, LENGTH, 0, &writer) == 0);
+    for (size_t at = 0; at < LENGTH; at += PIECE)
+        CHECK(tidepool_write(writer, value + at, LENGTH - at < PIECE ? LENGTH - at : PIECE) == 0);
+    CHECK(tidepool_write_end(writer) == 1);
+
+    tidepool_reader *reader = NULL;
+    CHECK(tidepool_read_begin(store, "stream", 6, 0, UINT64_MAX, &reader) == LENGTH);
+    size_t have = 0;
+    for (int64_t came; (came = tidepool_read(reader, read + have, PIECE)) != 0; have += (size_t)came) CHECK(came > 0);
+    CHECK(have == LENGTH && memcmp(read, value, LENGTH) == 0);
+    CHECK(tidepool_read(reader, read, PIECE) <= 0); /* the end stays the end, or says that it was */
+    tidepool_read_end(reader);
+    CHECK(tidepool_read_begin(store, "stream", 6, 100, 50, &reader) == 50);
+    CHECK(tidepool_read(reader, read, PIECE) == 50 && memcmp(read, value + 100, 50) == 0);
+    tidepool_read_end(reader); /* before its end */
+    CHECK(tidepool_read_begin(store, "none", 4, 0, UINT64_MAX, &reader) == TIDEPOOL_MISSING);
+    CHECK(tidepool_read_begin(store, "stream", 6, LENGTH + 1, 1, &reader) == TIDEPOOL_INVALID);
+
+    CHECK(tidepool_write_begin(store, "short", 5, 10, 0, &writer) == 0);
+    CHECK(tidepool_write(writer, value, 9) == 0);
+    CHECK(tidepool_write_end(writer) < 0); /* one byte is missing */
+    CHECK(tidepool_write_begin(store, "given up", 8, 10, 0, &writer) == 0);
+    CHECK(tidepool_write(writer, value, 10) == 0);
+    tidepool_write_abandon(writer);
+    CHECK(tidepool_write_begin(store, "none", 4, 0, 0, &writer) == 0);
+    tidepool_write_abandon(writer);
+    CHECK(tidepool_write_begin(store, "empty", 5, 0, 0, &writer) == 0);
+    CHECK(tidepool_exists(store, "empty", 5) == 0);
+    CHECK(tidepool_write_end(writer) == 1 && tidepool_length(store, "empty", 5) == 0);
+    CHECK(tidepool_write_begin(store, "long", 4, 2, 0, &writer) == 0);
+    CHECK(tidepool_write(writer, value, 3) == 0);
+    CHECK(tidepool_write_end(writer) < 0); /* one byte too many */
+    CHECK(tidepool_exists(store, "none", 4) == 0 && tidepool_exists(store, "long", 4) == 0);
+    CHECK(tidepool_exists(store, "short", 5) == 0 && tidepool_exists(store, "given up", 8) == 0);
+    CHECK(tidepool_remove(store, "stream", 6, 0) == 1);
+    CHECK(tidepool_read_begin(NULL, "k", 1, 0, 1, &reader) == TIDEPOOL_INVALID);
+    CHECK(tidepool_write_begin(store, "k", 1, 1, 64, &writer) == TIDEPOOL_INVALID);
+    CHECK(tidepool_write_end(NULL) == TIDEPOOL_INVALID && tidepool_write(NULL, "v", 1) == TIDEPOOL_INVALID);
+    tidepool_read_end(NULL);
+    tidepool_write_abandon(NULL);
+}
+
 static void objects(const char *endpoint) {
     tidepool_store *store = NULL;
     CHECK(tidepool_connect(endpoint, NULL, 20000, &store) == 0);
@@ -130,6 +205,8 @@ static void objects(const char *endpoint) {
     CHECK(tidepool_remove(store, key, length, 1) == 0);
     CHECK(tidepool_put(store, "", 0, "v", 1, 0) == TIDEPOOL_INVALID);
     CHECK(tidepool_put(store, key, length, "v", 1, 64) == TIDEPOOL_INVALID);
+    batches(store);
+    streams(store);
     tidepool_close(store);
 }
 

@@ -1,7 +1,8 @@
 //! A C program uses the library by its header.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 /// Where cargo puts the library: beside this test.
 fn library_folder() -> PathBuf {
@@ -29,15 +30,43 @@ fn program(folder: &Path) -> PathBuf {
     program
 }
 
+/// A node with ports of its own, which ends with the test.
+struct Node {
+    process: Child,
+    endpoint: String,
+}
+
+impl Node {
+    fn start(folder: &Path) -> Self {
+        let places = library_folder();
+        let program = places.ancestors().map(|folder| folder.join("tidepool")).find(|program| program.is_file());
+        let mut process = Command::new(program.expect("the tidepool binary is built"))
+            .args(["serve", "--json", "--dram=64MiB", "--nvme=0", "--set", "grpc.listen='127.0.0.1:0'"])
+            .args(["--set", "admin.listen='127.0.0.1:0'", "--set", "dram.survive_restart=false", "--data"])
+            .arg(folder.join("data"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a node");
+        let mut line = String::new();
+        let read = BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line);
+        let addresses: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+        let endpoint = addresses["grpc"].as_str().unwrap_or_else(|| panic!("it said {read:?} {line:?}")).to_owned();
+        Self { process, endpoint }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ended = (self.process.kill(), self.process.wait());
+    }
+}
+
 #[test]
 fn a_c_program_moves_bytes_and_hears_of_its_mistakes() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut command = Command::new(program(folder.path()));
-    // With a node's address, objects go in and out, too.
-    if let Ok(endpoint) = std::env::var("CAPI_ENDPOINT") {
-        command.arg(endpoint);
-    }
-    let ran = command.output().expect("ran");
+    let node = Node::start(folder.path());
+    let ran = Command::new(program(folder.path())).arg(&node.endpoint).output().expect("ran");
     assert!(ran.status.success(), "{:?} {}", ran.status, String::from_utf8_lossy(&ran.stderr));
     assert_eq!(ran.stdout, b"ok\n");
 }
