@@ -1,5 +1,6 @@
 """Instances in a program's process: they lend memory, others find what they hold, and they come and go."""
 
+import asyncio
 import json
 import os
 import signal
@@ -61,6 +62,27 @@ def test_what_it_holds_stays_in_the_store_when_it_is_closed(node, store, key):
     for number in range(20):
         assert store.get(f"{key}/{number}") == b"%d" % number * 1000
     assert not [row for row in guests(node) if row["node"] == embedded.node]
+
+
+def test_one_is_awaited(node, store, key):
+    async def use():
+        async with await tidepool.AsyncStore.embedded(node.grpc, **SMALL) as embedded:
+            values = [os.urandom(100_000) for _ in range(8)]
+            stored = await asyncio.gather(*(embedded.put(f"{key}/{at}", value) for at, value in enumerate(values)))
+            assert stored == [True] * 8
+            assert await asyncio.gather(*(embedded.get(f"{key}/{at}") for at in range(8))) == values
+            assert embedded.node in [row["node"] for row in guests(node)]
+        assert embedded.closed and embedded.node not in [row["node"] for row in guests(node)]
+        other = await tidepool.AsyncStore.embedded(node.grpc, **SMALL)
+        await other.put(f"{key}/lost", b"v")
+        assert await other.leave(hand_over=0) == 1
+        with pytest.raises(tidepool.InvalidError):
+            await tidepool.AsyncStore.embedded(node.grpc, hand_over=-1)
+        return values
+
+    values = asyncio.run(use())
+    assert [store.get(f"{key}/{at}") for at in range(8)] == values
+    assert store.get(f"{key}/lost") is None
 
 
 def test_what_it_does_not_hand_over_is_missing(node, store, key):

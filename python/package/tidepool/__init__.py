@@ -17,7 +17,7 @@ import atexit as _atexit
 from . import _native
 from ._native import View, __version__
 from .aio import AsyncStore
-from .embedded import EmbeddedStore
+from .embedded import AsyncEmbeddedStore, EmbeddedStore
 from .engine import TransferEngine, Transfer
 from .errors import (
     ConflictError,
@@ -38,6 +38,7 @@ from .types import DataType, Listed, ObjectStat, RemoveProgress, Replica, Server
 _atexit.register(_native.shut_down)
 
 __all__ = [
+    "AsyncEmbeddedStore",
     "AsyncStore",
     "ConflictError",
     "CorruptError",

@@ -1,7 +1,7 @@
 """``AsyncStore``: the same calls, awaited."""
 
 import os
-from typing import Any, AsyncIterator, Awaitable, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, AsyncIterator, Awaitable, List, Optional, Sequence, Union
 
 from . import _arguments, trees, types
 from ._native import Connection, View
@@ -9,6 +9,9 @@ from .errors import InvalidError, TidepoolError
 from .store import _options, removed
 from .tensors import Tensor, decode, encode
 from .types import DataType, Key, Listed, ObjectStat, RemoveProgress, ServerInfo
+
+if TYPE_CHECKING:
+    from .embedded import AsyncEmbeddedStore
 
 
 class AsyncStore:
@@ -51,6 +54,13 @@ class AsyncStore:
             same_host,
         )
         return cls(await Connection.connect(True, *arguments))
+
+    @classmethod
+    async def embedded(cls, join: _arguments.Endpoints, **options: Any) -> "AsyncEmbeddedStore":
+        """Lends memory of this process to a cluster, and connects to it: see :class:`tidepool.EmbeddedStore`."""
+        from .embedded import AsyncEmbeddedStore
+
+        return await AsyncEmbeddedStore.start(join, **options)
 
     def close(self) -> None:
         """Lets go of the connection."""

@@ -1,16 +1,17 @@
-"""``EmbeddedStore``: a store whose memory is, in part, this process's own."""
+"""``EmbeddedStore`` and its awaited form: stores whose memory is, in part, this process's own."""
 
 import atexit
 import os
 import weakref
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Union
 
 from . import _arguments, _native
 from ._native import Connection
+from .aio import AsyncStore
 from .errors import InvalidError, TidepoolError, UnimplementedError
 from .store import Store
 
-_OPEN: "weakref.WeakSet[EmbeddedStore]" = weakref.WeakSet()
+_OPEN: "weakref.WeakSet[Union[EmbeddedStore, AsyncEmbeddedStore]]" = weakref.WeakSet()
 _HAND_OVER = 20.0
 
 
@@ -72,40 +73,18 @@ class EmbeddedStore(Store):
             InvalidError: a setting is out of bounds (``BAD_CONFIG``). UnavailableError: no node let it in within a minute.
             UnimplementedError: the module was built without this.
         """
-        if not hasattr(_native, "Instance"):
-            raise UnimplementedError("this module was built without the feature `embedded`", "UNIMPLEMENTED", None, "")
-        if not hand_over >= 0:
-            raise InvalidError(f"hand_over is {hand_over!r}: give seconds", "BAD_ARGUMENT", field="hand_over")
-        token_file = token_file or os.environ.get("TIDEPOOL_TOKEN_FILE")
-        arguments = _arguments.embedded(
-            join, dram, nvme, nvme_path, nvme_write_policy, data, listen, advertise, token_file, settings
+        options = _Options(
+            join, dram, nvme, nvme_path, nvme_write_policy, data, listen, advertise, token_file, settings, connection
         )
-        known = {
-            "tenant": "",
-            "deadline": 30.0,
-            "connect_timeout": 2.0,
-            "connections": 4,
-            "retries": 5,
-            "local_reads": True,
-            "same_host": True,
-        }
-        unknown = connection.keys() - known.keys()
-        if unknown:
-            raise TypeError(f"embedded has no option {sorted(unknown)[0]!r}")
-        instance = _native.Instance.start(False, arguments)
+        _check_hand_over(hand_over)
+        instance = _native.Instance.start(False, options.settings)
         try:
-            options = _arguments.connection(
-                endpoint=instance.endpoint, token=None, token_file=token_file, **{**known, **connection}
-            )
-            store = cls(Connection.connect(False, *options), instance, hand_over)
+            native = Connection.connect(False, *options.connection(instance))
         except BaseException:
             instance.leave(False, 0.0)
             raise
-        if not _OPEN:
-            # Last in, first out: before the native part is told that the interpreter goes.
-            atexit.unregister(_close_all)
-            atexit.register(_close_all)
-        _OPEN.add(store)
+        store = cls(native, instance, hand_over)
+        _opened(store)
         return store
 
     @property
@@ -160,6 +139,166 @@ class EmbeddedStore(Store):
         self._native.close()
         _OPEN.discard(self)
         self._instance.stop(False)
+
+
+class AsyncEmbeddedStore(AsyncStore):
+    """As :class:`EmbeddedStore`, for asyncio; made by :meth:`AsyncStore.embedded`.
+
+    ``async with`` ends it, or :meth:`aclose`; :meth:`close` does too, and blocks while it hands over.
+    """
+
+    def __init__(self, connection: Connection, instance: "_native.Instance", hand_over: float) -> None:
+        """Wraps native objects; use :meth:`AsyncStore.embedded`."""
+        super().__init__(connection)
+        self._instance = instance
+        self._hand_over = hand_over
+        self._process = os.getpid()
+
+    @classmethod
+    async def start(
+        cls,
+        join: _arguments.Endpoints,
+        *,
+        dram: _arguments.Size = "256MiB",
+        nvme: Optional[_arguments.Size] = None,
+        nvme_path: Optional[_arguments.Path] = None,
+        nvme_write_policy: str = "on_evict",
+        data: Optional[_arguments.Path] = None,
+        listen: str = "127.0.0.1:0",
+        advertise: Optional[str] = None,
+        token_file: Optional[_arguments.Path] = None,
+        settings: Optional[Mapping[str, Any]] = None,
+        hand_over: float = _HAND_OVER,
+        **connection: Any,
+    ) -> "AsyncEmbeddedStore":
+        """Joins a cluster. What arguments mean is said at :meth:`EmbeddedStore.start`."""
+        options = _Options(
+            join, dram, nvme, nvme_path, nvme_write_policy, data, listen, advertise, token_file, settings, connection
+        )
+        _check_hand_over(hand_over)
+        instance = await _native.Instance.start(True, options.settings)
+        try:
+            native = await Connection.connect(True, *options.connection(instance))
+        except BaseException:
+            await instance.leave(True, 0.0)
+            raise
+        store = cls(native, instance, hand_over)
+        _opened(store)
+        return store
+
+    @property
+    def node(self) -> str:
+        """The instance's number, as ``tidepool admin nodes`` shows it."""
+        return self._instance.node
+
+    @property
+    def address(self) -> str:
+        """Where other nodes reach it."""
+        return self._instance.address
+
+    @property
+    def temporary(self) -> bool:
+        """Whether it goes for good with this process."""
+        return self._instance.temporary
+
+    async def attach_nvme(
+        self, path: Optional[_arguments.Path] = None, capacity: Optional[_arguments.Size] = None
+    ) -> int:
+        """Puts a disk into service that was detached: see :meth:`EmbeddedStore.attach_nvme`."""
+        size = None if capacity is None else _arguments.size("capacity", capacity)
+        return await self._instance.attach_nvme(True, None if path is None else os.fspath(path), size)
+
+    async def detach_nvme(self) -> None:
+        """Takes the disk out of service."""
+        await self._instance.detach_nvme(True)
+
+    async def leave(self, hand_over: Optional[float] = None) -> int:
+        """Ends the instance for good: see :meth:`EmbeddedStore.leave`. Cancelled, it ends as if it had been killed."""
+        self._native.close()
+        _OPEN.discard(self)
+        return await self._instance.leave(True, self._hand_over if hand_over is None else hand_over)
+
+    async def aclose(self) -> None:
+        """Ends the instance: see :meth:`EmbeddedStore.close`."""
+        if self._native.closed:
+            return
+        if self.temporary:
+            await self.leave()
+            return
+        self._native.close()
+        _OPEN.discard(self)
+        await self._instance.stop(True)
+
+    def close(self) -> None:
+        """As :meth:`aclose`, and blocks until it is done."""
+        if self._native.closed:
+            return
+        self._native.close()
+        _OPEN.discard(self)
+        if self.temporary:
+            self._instance.leave(False, self._hand_over)
+        else:
+            self._instance.stop(False)
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.aclose()
+
+
+class _Options:
+    """What an instance and the connection to it are started with."""
+
+    def __init__(
+        self,
+        join: _arguments.Endpoints,
+        dram: _arguments.Size,
+        nvme: Optional[_arguments.Size],
+        nvme_path: Optional[_arguments.Path],
+        nvme_write_policy: str,
+        data: Optional[_arguments.Path],
+        listen: str,
+        advertise: Optional[str],
+        token_file: Optional[_arguments.Path],
+        settings: Optional[Mapping[str, Any]],
+        connection: Mapping[str, Any],
+    ) -> None:
+        if not hasattr(_native, "Instance"):
+            raise UnimplementedError("this module was built without the feature `embedded`", "UNIMPLEMENTED", None, "")
+        self._token_file = token_file or os.environ.get("TIDEPOOL_TOKEN_FILE")
+        self.settings = _arguments.embedded(
+            join, dram, nvme, nvme_path, nvme_write_policy, data, listen, advertise, self._token_file, settings
+        )
+        known = {
+            "tenant": "",
+            "deadline": 30.0,
+            "connect_timeout": 2.0,
+            "connections": 4,
+            "retries": 5,
+            "local_reads": True,
+            "same_host": True,
+        }
+        unknown = connection.keys() - known.keys()
+        if unknown:
+            raise TypeError(f"embedded has no option {sorted(unknown)[0]!r}")
+        self._connection = {**known, **connection}
+
+    def connection(self, instance: "_native.Instance") -> tuple:
+        """The arguments of ``Connection.connect``."""
+        return _arguments.connection(
+            endpoint=instance.endpoint, token=None, token_file=self._token_file, **self._connection
+        )
+
+
+def _check_hand_over(hand_over: float) -> None:
+    if not hand_over >= 0:
+        raise InvalidError(f"hand_over is {hand_over!r}: give seconds", "BAD_ARGUMENT", field="hand_over")
+
+
+def _opened(store: Union[EmbeddedStore, AsyncEmbeddedStore]) -> None:
+    if not _OPEN:
+        # Last in, first out: before the native part is told that the interpreter goes.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _OPEN.add(store)
 
 
 def _close_all() -> None:
