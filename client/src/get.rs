@@ -129,9 +129,10 @@ impl Client {
     }
 
     fn get_message(&self, key: Bytes, options: GetOptions) -> proto::GetRequest {
-        let GetOptions { offset, length, fresh, version } = options;
+        let GetOptions { offset, length, fresh, allow_unconfirmed, version } = options;
         let (tenant, seen_index) = (self.tenant(), self.seen_index());
-        proto::GetRequest { tenant, key, offset, length, fresh, seen_index, version, may_refer: may_block() }
+        let may_refer = may_block();
+        proto::GetRequest { tenant, key, offset, length, fresh, seen_index, version, may_refer, allow_unconfirmed }
     }
 
     async fn read_into(&self, key: Bytes, options: GetOptions, buffer: &mut [u8]) -> Result<Option<ObjectInfo>, Error> {

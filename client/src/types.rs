@@ -85,6 +85,9 @@ pub struct GetOptions {
     pub length: Option<u64>,
     /// Ask the leader: linearizable.
     pub fresh: bool,
+    /// Rather fail with the reason `UNCONFIRMED` than wait for a leader to be elected, if the node that is asked does not know of
+    /// the object.
+    pub allow_unconfirmed: bool,
     /// Exactly this version, as [`ObjectInfo::version`] named it, without asking the catalog: what a node serves
     /// while it recovers. Empty: the current one.
     pub version: String,

@@ -148,7 +148,7 @@ impl Connection {
         as_view: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let client = self.client()?;
-        let options = GetOptions { offset, length, fresh, version: String::new() };
+        let options = GetOptions { offset, length, fresh, ..GetOptions::default() };
         let got = async move { client.get_with(key, options).await };
         caller(awaits).run(py, got, move |py, got| match answer(py, got)? {
             Some(object) => value(py, object.value, as_view),

@@ -18,7 +18,7 @@ pub mod replicas;
 
 pub use catalog_handle::{CatalogHandle, ForgetName, Forgotten};
 pub use consensus::{
-    ClusterEpoch, ClusterId, Durability, Formation, Group, GroupConfig, GroupLimits, GroupStatus, Lane, MemberChange,
-    MemberId, Members, Read, Role, Transport,
+    ClusterEpoch, ClusterId, Durability, Formation, Group, GroupConfig, GroupLimits, GroupStatus, Lane, LeaderReads,
+    MemberChange, MemberId, Members, Read, Role, Transport,
 };
 pub use error::{CatalogError, GroupError};

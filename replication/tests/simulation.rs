@@ -17,7 +17,7 @@ use tidepool_metadata::{LogIndex, LogTime, NodeId};
 use tidepool_replication::consensus::{
     Committed, Core, CoreConfig, Host, LogStore, MemberChange, Now, Outlives, Position, Role, TICK,
 };
-use tidepool_replication::{CatalogError, ClusterEpoch, ClusterId, GroupError, Lane, MemberId, Members};
+use tidepool_replication::{CatalogError, ClusterEpoch, ClusterId, GroupError, Lane, LeaderReads, MemberId, Members};
 
 /// Seeds of a run; `TIDEPOOL_SEED` runs one alone.
 const SEEDS: u64 = 15;
@@ -438,6 +438,7 @@ impl World {
             cluster: ClusterId(1),
             epoch: ClusterEpoch(0),
             voters: 3,
+            reads: if known.life.is_multiple_of(2) { LeaderReads::Quorum } else { LeaderReads::Lease },
             in_flight_bytes: 1 << 20,
             sequence: known.life << 40,
         };

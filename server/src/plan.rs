@@ -55,6 +55,10 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
         config::Durability::Fsync => tidepool_replication::Durability::Fsync,
         config::Durability::Os => tidepool_replication::Durability::Os,
     };
+    let reads = match config.catalog.reads {
+        config::Reads::Lease => tidepool_replication::LeaderReads::Lease,
+        config::Reads::Quorum => tidepool_replication::LeaderReads::Quorum,
+    };
     let max_object_bytes = config.limits.max_object_bytes.0;
     let count = config.replicas.count;
     let copies = Copies::new(count, 1).unwrap_or(Copies::ONE);
@@ -65,7 +69,7 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
     let config::Labels { zone, rack, host } = config.labels.clone();
     let labels = Labels { zone, rack, host: host.unwrap_or_else(boot_id) };
     let voters = config.cluster.voters;
-    Ok(NodeConfig { memory, nvme, store, durability, max_object_bytes, voters, copies, repair, labels })
+    Ok(NodeConfig { memory, nvme, store, durability, reads, max_object_bytes, voters, copies, repair, labels })
 }
 
 /// Of this host, or empty if the system does not say.

@@ -206,6 +206,9 @@ async fn a_minority_answers_nothing_that_it_cannot_know() {
         }
     };
     tokio::time::timeout(Duration::from_secs(2), told).await.expect("nobody confirms a miss");
+    let allowing = GetOptions { allow_unconfirmed: true, ..GetOptions::default() };
+    let unknown = lonely.get_with("nobody knows", allowing).await.unwrap_err();
+    assert_eq!(unknown.reason(), "UNCONFIRMED");
     let put = lonely.put("other", "v".into(), &PutOptions::default()).await.unwrap_err();
     assert!(matches!(put.kind(), ErrorKind::Deadline | ErrorKind::Unavailable), "{put}");
     let missing = lonely.exists("nobody knows").await.unwrap_err();

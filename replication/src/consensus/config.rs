@@ -20,6 +20,17 @@ pub enum Durability {
     Os,
 }
 
+/// How a leader makes sure that nobody else leads before it answers a linearizable read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LeaderReads {
+    /// A quorum followed it so lately that no other can have been elected: rests on clocks that run about equally fast, and on
+    /// hosts that do not stand still between a look at the clock and the answer, as a hypervisor may let them.
+    #[default]
+    Lease,
+    /// A quorum has followed it since the read began: a round trip each, shared by the reads that wait.
+    Quorum,
+}
+
 /// What a command that was answered survives in a group of one, under [`Durability::Fsync`].
 ///
 /// In every other group all commands are synced: another member may count on what this one acknowledged.
@@ -63,6 +74,8 @@ pub struct GroupConfig {
     pub node: NodeId,
     /// When an entry counts as durable.
     pub durability: Durability,
+    /// How a leader reads.
+    pub reads: LeaderReads,
     /// How many voters the group is to have, 1 to 7, odd: the leader promotes learners, in pairs, until it has so many.
     /// *Default* 3.
     pub voters: usize,
@@ -79,6 +92,7 @@ impl GroupConfig {
             epoch: ClusterEpoch::default(),
             node,
             durability: Durability::Fsync,
+            reads: LeaderReads::Lease,
             voters: 3,
         }
     }

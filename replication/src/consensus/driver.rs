@@ -132,6 +132,7 @@ impl<S: StateMachine> Driver<S> {
             cluster: shared.config.cluster,
             epoch: shared.config.epoch,
             voters: shared.config.voters,
+            reads: shared.config.reads,
             in_flight_bytes: shared.limits.in_flight_bytes,
             // Far above what an earlier life can have used: a million proposals a millisecond.
             sequence: shared.clock.now().0 << 20,

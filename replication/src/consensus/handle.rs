@@ -284,7 +284,8 @@ impl<S: StateMachine> Consensus<S> {
     pub fn is_leader(&self) -> bool {
         !self.shared.is_stopping()
             && self.shared.failure().is_none()
-            && self.leads_from().is_some_and(|from| self.applied() >= from)
+            && self.shared.is_followed()
+            && self.applied().0 >= self.shared.leader_from.load(Ordering::Acquire)
     }
 
     /// Whether this voter holds the office of leader; it may have lost it without knowing.

@@ -47,7 +47,7 @@ mod snapshot;
 mod transport;
 
 pub use self::core::{Change as MemberChange, Commands, Committed, Core, CoreConfig, Host, Now, Peer, TICK, View};
-pub use config::{Durability, Formation, GroupConfig, GroupLimits, Outlives};
+pub use config::{Durability, Formation, GroupConfig, GroupLimits, LeaderReads, Outlives};
 pub use group::Group;
 pub use handle::{Answerer, Consensus, Read};
 pub use identity::{ClusterEpoch, ClusterId};

@@ -204,7 +204,7 @@ impl<S: StateMachine> Shared<S> {
         self.leader_from.store(view.leader_from, Ordering::Release);
         let leader = view.peers.iter().find(|peer| Some(peer.member) == view.leader);
         let heard = leader.map_or(0, |peer| peer.heard);
-        self.contact.store(view.lease_until.max(heard), Ordering::Release);
+        self.contact.store(view.followed_until.max(heard), Ordering::Release);
         *self.raft.lock() = view;
     }
 
@@ -212,6 +212,12 @@ impl<S: StateMachine> Shared<S> {
     pub(super) fn is_cut_off(&self) -> bool {
         let contact = self.contact.load(Ordering::Acquire).max(self.started);
         clock::boot_nanos().saturating_sub(CUT_OFF_NANOS) > contact
+    }
+
+    /// Whether this voter leads, and a quorum has followed it so lately that no other can have been elected.
+    pub(super) fn is_followed(&self) -> bool {
+        let raft = self.raft.lock();
+        raft.leader_from > 0 && clock::boot_nanos() < raft.followed_until
     }
 
     /// Entries up to here are committed.
@@ -252,7 +258,7 @@ impl<S: StateMachine> Shared<S> {
         let age = |heard: u64| (heard > 0).then(|| Duration::from_nanos(now.saturating_sub(heard)));
         let is_recent =
             |peer: &Peer| Some(peer.member) == raft.leader && age(peer.heard).is_some_and(|age| age < CONTACT);
-        let in_contact = raft.lease_until > now || raft.peers.iter().any(is_recent);
+        let in_contact = raft.followed_until > now || raft.peers.iter().any(is_recent);
         GroupStatus {
             cluster: self.config.cluster,
             node: self.config.node,

@@ -168,6 +168,7 @@ pub(super) async fn get(
         length: arguments.length,
         fresh: arguments.fresh,
         version: arguments.object_version.clone(),
+        ..GetOptions::default()
     };
     let client = connection.client(1)?;
     let mut stream = client.get_stream(key, options).await?.ok_or_else(|| Failure::missing(key))?;

@@ -167,12 +167,25 @@ pub enum Durability {
     Os,
 }
 
+/// How the catalog's leader makes sure that it still leads before it answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reads {
+    /// By the time since a quorum followed it.
+    #[default]
+    Lease,
+    /// By asking a quorum each time.
+    Quorum,
+}
+
 /// The replicated catalog.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Catalog {
     /// `fsync` (default) or `os`.
     pub durability: Durability,
+    /// `lease` (default) or `quorum`.
+    pub reads: Reads,
 }
 
 /// How objects are cut and moved.

@@ -104,7 +104,7 @@ pub(super) fn data_type(number: i32) -> Result<DataType, Error> {
 }
 
 pub(crate) fn freshness(fresh: bool, seen: u64) -> Freshness {
-    Freshness { fresh, seen: LogIndex(seen) }
+    Freshness { fresh, seen: LogIndex(seen), allow_unconfirmed: false }
 }
 
 pub(crate) fn put_outcome(outcome: PutOutcome) -> proto::PutOutcome {

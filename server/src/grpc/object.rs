@@ -9,7 +9,7 @@ use tonic::Status;
 
 use super::{MAX_UNARY_BYTES, Replies, StoreApi, convert};
 use crate::error::Error;
-use crate::node::{ObjectDescription, ObjectReader, Opened, PutItem, RangeRequest, Reserve, Value};
+use crate::node::{Freshness, ObjectDescription, ObjectReader, Opened, PutItem, RangeRequest, Reserve, Value};
 
 /// How long a put may wait for its client's next bytes: what is reserved is not held for the dead.
 const CLIENT_IDLE: Duration = Duration::from_secs(5);
@@ -126,6 +126,7 @@ impl StoreApi {
         let range = RangeRequest { offset: request.offset, length: request.length };
         if request.version.is_empty() {
             let freshness = convert::freshness(request.fresh, request.seen_index);
+            let freshness = Freshness { allow_unconfirmed: request.allow_unconfirmed, ..freshness };
             return self.service.get_or_refer(&name, range, freshness, may_refer).await;
         }
         let version = convert::parse_version(&request.version)?;

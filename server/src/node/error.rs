@@ -17,6 +17,12 @@ pub(super) fn not_found(name: &ObjectName) -> Error {
     Error::new(ErrorKind::NotFound, "NOT_FOUND", format!("no object {}", name.key))
 }
 
+/// Not found by this node, which may be behind; nobody who knows could be asked in time.
+pub(super) fn unconfirmed(name: &ObjectName) -> Error {
+    let message = format!("{} is not known here, and no leader confirms that it is missing", name.key);
+    Error::new(ErrorKind::NotFound, "UNCONFIRMED", message)
+}
+
 pub(super) fn recovering(name: &ObjectName) -> Error {
     let message = format!("object {} may be here: this node is still recovering what it had", name.key);
     Error::new(ErrorKind::Unavailable, "RECOVERING", message).retry_after(SOON)

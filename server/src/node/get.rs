@@ -1,6 +1,7 @@
 //! Gets: locate, open the replica here, read verified bytes.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tidepool_client::ObjectStream;
@@ -13,6 +14,8 @@ use tidepool_tiers::store::{ByteRange, ObjectReader as StoreReader};
 use super::{Freshness, NodeService, ObjectDescription, ObjectName, RangeRequest, error, remote};
 use crate::error::Error;
 
+/// How long a caller who allows it waits for the leader to confirm a miss: some round trips.
+const CONFIRM_WITHIN: Duration = Duration::from_millis(50);
 /// How often a location that went stale between the catalog and the store is looked up again.
 const LOOKUPS: usize = 4;
 
@@ -85,6 +88,17 @@ impl NodeService {
                     return Err(error::not_found(name));
                 }
                 // A miss of a read that may lag is confirmed before it is reported.
+                Located::Missing if freshness.allow_unconfirmed => {
+                    match tokio::time::timeout(CONFIRM_WITHIN, self.locate(name, Read::Linearizable)).await {
+                        Ok(Ok(Located::Missing)) => {
+                            self.inner.store.count_miss();
+                            return Err(error::not_found(name));
+                        }
+                        Ok(Ok(Located::Recovering)) => return Err(error::recovering(name)),
+                        Ok(Ok(Located::Found(location))) => location,
+                        Ok(Err(_)) | Err(_) => return Err(error::unconfirmed(name)),
+                    }
+                }
                 Located::Missing => {
                     read = Read::Linearizable;
                     continue;
@@ -183,7 +197,7 @@ impl NodeService {
         &self,
         tenant: TenantId,
         keys: Vec<ObjectKey>,
-        lease: std::time::Duration,
+        lease: Duration,
     ) -> Result<Vec<Presence>, Error> {
         let (_, presence) = self.catalog().await?.exists_with_lease(tenant, keys, lease).await?;
         Ok(presence)

@@ -126,8 +126,12 @@ impl NodeService {
             let Some(client) = self.inner.remotes.client(node, name.tenant, &tenant_name, Way::Stream) else {
                 continue;
             };
-            let options =
-                GetOptions { offset: range.offset, length: range.length, fresh: false, version: version.clone() };
+            let options = GetOptions {
+                offset: range.offset,
+                length: range.length,
+                version: version.clone(),
+                ..GetOptions::default()
+            };
             match client.get_stream(name.key.as_bytes(), options).await {
                 Ok(Some(stream)) => return Ok(Some(stream)),
                 Ok(None) => {}

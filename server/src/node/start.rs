@@ -43,6 +43,8 @@ pub struct NodeConfig {
     pub store: StoreConfig,
     /// When a logged change counts as done.
     pub durability: tidepool_replication::Durability,
+    /// How the catalog's leader reads.
+    pub reads: tidepool_replication::LeaderReads,
     /// Largest object that is taken, in bytes.
     pub max_object_bytes: u64,
     /// How many voters the catalog's group is to have.
@@ -129,7 +131,8 @@ impl Node {
     /// # Errors
     /// What keeps a tier from being opened, with what to do about it; a catalog that is gone.
     pub async fn start(config: NodeConfig, folder: Arc<DataFolder>, membership: Membership) -> Result<Self, Error> {
-        let NodeConfig { memory, nvme, store, durability, max_object_bytes, voters, copies, repair, labels } = config;
+        let NodeConfig { memory, nvme, store, durability, reads, max_object_bytes, voters, copies, repair, labels } =
+            config;
         let Membership { formation, transport, addresses, remotes } = membership;
         let mut tiers = vec![TierDescription { kind: TierKind::Dram, capacity_bytes: memory.capacity_bytes }];
         let capacity = nvme.as_ref().map(|nvme| nvme.capacity_bytes);
@@ -137,7 +140,8 @@ impl Node {
         let (node, incarnation) = (folder.node(), folder.incarnation());
         let registration = NodeRegistration { node, incarnation, addresses, tiers, labels };
         let (cluster, epoch) = (ClusterId(folder.cluster()), ClusterEpoch(folder.epoch()?));
-        let group = GroupConfig { folder: folder.catalog(), formation, cluster, epoch, node, durability, voters };
+        let group =
+            GroupConfig { folder: folder.catalog(), formation, cluster, epoch, node, durability, reads, voters };
         let opened = tokio::task::spawn_blocking(move || open_tiers(memory, nvme, node)).await;
         let (memory, recovered, nvme) = opened.map_err(|panic| fault(&panic.to_string()))??;
         let forget = Arc::new(CatalogForget::default());

@@ -121,6 +121,8 @@ pub struct Freshness {
     pub fresh: bool,
     /// At least as new as this log index.
     pub seen: LogIndex,
+    /// A miss that the leader does not confirm soon is told as such.
+    pub allow_unconfirmed: bool,
 }
 
 /// What precedes an object's bytes.

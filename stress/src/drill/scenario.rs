@@ -168,6 +168,13 @@ pub const SCENARIOS: &[Scenario] = &[
         fault: minority_cut,
     },
     Scenario {
+        name: "copies-full-disk",
+        about: "two copies of everything; a node's file system is full; it is emptied, and the node started again",
+        needs: Needs::Disk,
+        copies: Copies::Two,
+        fault: any_full_disk,
+    },
+    Scenario {
         name: "copies-flapping",
         about: "two copies of everything; kill -9 of a node, again and again as soon as it is back",
         needs: Needs::Processes,
@@ -366,14 +373,23 @@ fn slow_disk(drill: &mut Drill) -> Result<(), DrillError> {
 
 fn full_disk(drill: &mut Drill) -> Result<(), DrillError> {
     let leader = drill.leader()?;
-    drill.fault(format!("fill the disk of node {leader}, the leader"));
-    drill.disks[leader].fill()?;
+    fill_disk(drill, leader, ", the leader")
+}
+
+fn any_full_disk(drill: &mut Drill) -> Result<(), DrillError> {
+    let node = any(drill);
+    fill_disk(drill, node, "")
+}
+
+fn fill_disk(drill: &mut Drill, node: usize, which: &str) -> Result<(), DrillError> {
+    drill.fault(format!("fill the disk of node {node}{which}"));
+    drill.disks[node].fill()?;
     let survived = drill.progress();
     drill.last(0, 2000);
-    drill.disks[leader].empty()?;
+    drill.disks[node].empty()?;
     survived?;
-    drill.cluster.kill(leader)?;
-    Ok(drill.cluster.restart(leader)?)
+    drill.cluster.kill(node)?;
+    Ok(drill.cluster.restart(node)?)
 }
 
 fn rolling_restart(drill: &mut Drill) -> Result<(), DrillError> {

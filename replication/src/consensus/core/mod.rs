@@ -32,7 +32,7 @@ pub use change::Change;
 use forward::Forwarding;
 use reads::Reads;
 
-use super::config::Outlives;
+use super::config::{LeaderReads, Outlives};
 use super::envelope::{self, Body, Envelope, Unread};
 use super::log::{LogStore, Position};
 use super::member::{MemberId, Members};
@@ -160,6 +160,8 @@ pub struct CoreConfig {
     pub epoch: ClusterEpoch,
     /// How many voters the group is to have.
     pub voters: usize,
+    /// How a leader reads.
+    pub reads: LeaderReads,
     /// Most bytes of entries that are logged here and not applied, or forwarded and not answered.
     pub in_flight_bytes: usize,
     /// Before the first proposal's number; above all that an earlier life of this member used.
@@ -187,6 +189,8 @@ pub struct View {
     pub leader_from: u64,
     /// Until when (`Now::boot`) it certainly leads; 0: it does not, or must ask.
     pub lease_until: u64,
+    /// Until when no other can be elected, if this voter leads; reads may not rest on it.
+    pub followed_until: u64,
     /// Of each member when it was heard from last, and how much of the log it has, if this voter leads.
     pub peers: Vec<Peer>,
 }
@@ -637,6 +641,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
             log_last: log.last(),
             leader_from: if self.leads() { self.leader_from } else { 0 },
             lease_until: self.lease_until(),
+            followed_until: self.followed_until(),
             peers: log.members().all().into_iter().filter(|&member| member != self.me).map(peer).collect(),
         }
     }

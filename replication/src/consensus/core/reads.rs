@@ -2,8 +2,8 @@
 //!
 //! A leader answers with its commit index, once it has committed an entry of its own term and knows that nobody else led when
 //! the read began: a quorum has followed it since (each message of a leader carries when it was sent, and each answer
-//! brings that back), or followed it so lately that no other can have been elected (the leader lease). Other members ask
-//! the leader. A read of a leader's own state within the lease does not even come here.
+//! brings that back), or followed it so lately that no other can have been elected (the leader lease, unless reads are to go by
+//! quorum). Other members ask the leader. A read of a leader's own state within the lease does not even come here.
 //!
 //! The lease rests on clocks that run about equally fast, and on members that do not vote for one election timeout after they
 //! heard from the leader, nor after they started. It ends before leadership is handed over.
@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use tidepool_metadata::LogIndex;
 
 use super::{Core, Host, LEASE_NANOS};
+use crate::consensus::config::LeaderReads;
 use crate::consensus::envelope::Body;
 use crate::consensus::log::LogStore;
 use crate::consensus::member::MemberId;
@@ -111,8 +112,17 @@ impl<L: LogStore, H: Host> Core<L, H> {
         self.leads() && self.leader_from > 0 && self.raw.raft.raft_log.committed >= self.leader_from
     }
 
-    /// Until when this voter certainly leads; 0: it does not, or has to ask.
+    /// Until when reads may take it for certain that this voter leads; 0: it does not, or has to ask.
     pub(super) fn lease_until(&self) -> u64 {
+        match (self.followed_until(), self.config.reads) {
+            (u64::MAX, _) => u64::MAX,
+            (until, LeaderReads::Lease) => until,
+            (_, LeaderReads::Quorum) => 0,
+        }
+    }
+
+    /// Until when no other voter can be elected, if this one leads.
+    pub(super) fn followed_until(&self) -> u64 {
         if !self.has_committed_in_term() || self.reads.handing_over {
             return 0;
         }

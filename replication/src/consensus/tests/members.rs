@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::network::{Network, until};
 use super::*;
-use crate::consensus::{Formation, MemberChange};
+use crate::consensus::{Formation, LeaderReads, MemberChange};
 
 async fn count(member: &Consensus<Counter>, name: &str) -> u64 {
     let name = name.as_bytes().to_vec();
@@ -149,6 +149,23 @@ async fn a_leader_that_is_cut_off_answers_nothing_and_steps_down() {
     assert_eq!(count(&old, "a").await, 2);
     assert_eq!(old.read(Read::AtLeast(LogIndex(0)), |machine| machine.counts[b"a".as_slice()]).await.unwrap().1, 2);
     assert_eq!(proposal.await.unwrap(), 1, "what was asked of it meanwhile is done once it is back");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_reads_by_quorum_answers_nothing_that_no_quorum_has_followed() {
+    let mut network = Network::three_that_read(GroupLimits::default(), LeaderReads::Quorum).await;
+    let leader = network.leader().await;
+    let member = network.member(leader);
+    add(&member, "seen").await;
+    member.read(Read::Linearizable, |_| ()).await.expect("a quorum follows");
+    network.cut(leader, true);
+    // Its lease would hold for a while yet.
+    let read = tokio::time::timeout(Duration::from_secs(2), member.read(Read::Linearizable, |_| ()));
+    assert!(!matches!(read.await, Ok(Ok(_))), "nobody said that it still leads");
+    network.cut(leader, false);
+    until("it hears from the leader", || !member.is_cut_off()).await;
+    let other = network.leader().await;
+    network.member(other).read(Read::Linearizable, |_| ()).await.expect("a quorum follows");
 }
 
 /// What was told by a life that loss of power cut short must not hold anybody up.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::consensus::{Formation, Lane, MemberChange, MemberId, Transport};
+use crate::consensus::{Formation, Lane, LeaderReads, MemberChange, MemberId, Transport};
 
 type Packet = (NodeId, NodeId, Lane, Vec<u8>);
 
@@ -38,6 +38,7 @@ pub(super) struct Network {
     folders: BTreeMap<NodeId, tempfile::TempDir>,
     groups: BTreeMap<NodeId, Group>,
     limits: GroupLimits,
+    reads: LeaderReads,
 }
 
 impl Network {
@@ -55,7 +56,7 @@ impl Network {
                 }
             }
         });
-        Self { sender, wires, folders: BTreeMap::new(), groups: BTreeMap::new(), limits }
+        Self { sender, wires, folders: BTreeMap::new(), groups: BTreeMap::new(), limits, reads: LeaderReads::Lease }
     }
 
     /// Starts the node's member, over what it has, or as a founder or newcomer.
@@ -71,7 +72,8 @@ impl Network {
     ) -> Result<Consensus<Counter>, GroupError> {
         let node = NodeId(node);
         let folder = self.folders.entry(node).or_insert_with(|| tempfile::tempdir().unwrap()).path().to_owned();
-        let config = GroupConfig { formation, voters, ..GroupConfig::new(folder, ClusterId(7), node) };
+        let reads = self.reads;
+        let config = GroupConfig { formation, voters, reads, ..GroupConfig::new(folder, ClusterId(7), node) };
         let port = Port { from: node, network: self.sender.clone() };
         let (group, member) = Group::open_with(config, self.limits.clone(), Arc::new(port))?;
         self.wires.lock().members.insert(node, member.clone());
@@ -132,7 +134,11 @@ impl Network {
 
     /// Three voters, of which node 1 founded the group.
     pub(super) async fn three(limits: GroupLimits) -> Self {
-        let mut network = Self::new(limits);
+        Self::three_that_read(limits, LeaderReads::Lease).await
+    }
+
+    pub(super) async fn three_that_read(limits: GroupLimits, reads: LeaderReads) -> Self {
+        let mut network = Self { reads, ..Self::new(limits) };
         let founder = network.start(1, Formation::Found);
         add(&founder, "founded").await;
         network.join(2, 1).await;
