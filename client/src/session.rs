@@ -112,16 +112,21 @@ impl Client {
             if let Some(items) = sessions.iter().find_map(|session| session.name(count)) {
                 return Ok(items);
             }
-            // RandomState is seeded from the system's randomness; 0 is no session.
-            let id = RandomState::new().hash_one("session") | 1;
-            let message = proto::OpenSessionRequest { session: id };
-            let opened = self.call("open session", Repeatable::Always, |mut attempt| {
-                let request = attempt.request(message);
-                async move { Ok(attempt.stub.open_session(request).await?.into_inner()) }
-            });
-            let lifetime = Duration::from_millis(opened.await?.lifetime_ms.into());
-            sessions.push(Arc::new(Session::new(id, lifetime)));
+            // Seldom, and too large to be a part of every put.
+            sessions.push(Box::pin(self.open_session()).await?);
         }
+    }
+
+    async fn open_session(&self) -> Result<Arc<Session>, Error> {
+        // RandomState is seeded from the system's randomness; 0 is no session.
+        let id = RandomState::new().hash_one("session") | 1;
+        let message = proto::OpenSessionRequest { session: id };
+        let opened = self.call("open session", Repeatable::Always, |mut attempt| {
+            let request = attempt.request(message);
+            async move { Ok(attempt.stub.open_session(request).await?.into_inner()) }
+        });
+        let lifetime = Duration::from_millis(opened.await?.lifetime_ms.into());
+        Ok(Arc::new(Session::new(id, lifetime)))
     }
 
     /// Names for the `count` objects of a put, if it may be sent more than once.

@@ -463,7 +463,7 @@ impl Connection {
         }
         let items = crate::raw::items(keys, addresses, lengths)?;
         let registry = &self.registry;
-        let put = wait(py, async { crate::raw::write(&client, registry, items, &options, groups).await })?;
+        let put = wait(py, Box::pin(crate::raw::write(&client, registry, items, &options, groups)))?;
         crate::raw::results(py, put)
     }
 }
