@@ -7,12 +7,13 @@ use tidepool_metadata::envelope::{Head, REQUEST_BYTES, Request};
 use tidepool_metadata::proto::{self, EngineMethod};
 use tidepool_metadata::{ErrorKind, ObjectKey, TenantId};
 use tidepool_transfer::{Failure, Handler as _, Pieces, Responder};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::calls::{Begun, decode};
 use super::{Answer, EngineApi, Reply, send};
 use crate::error::Error;
 use crate::grpc::{StoreApi, convert};
-use crate::node::{FilledBatch, ObjectName, PutDone, PutItem, PutOptions, Value};
+use crate::node::{FilledBatch, ObjectName, PutDone, PutItem, PutOptions, RequestIds, Value};
 
 /// Bytes of a put's message, without its values, up to which values are taken as they come.
 const MOST_MESSAGE_BYTES: u64 = 1 << 20;
@@ -74,35 +75,41 @@ impl EngineApi {
         // Copied from the connection's buffer to their places, if room for them can be had without waiting. What is given
         // up in the middle leaves nothing reserved.
         if let Some(filled) = self.now(put.fill(&self.api, values)) {
-            let (filled, service) = (filled?, self.api.service.clone());
-            return Ok(Box::pin(async move {
-                let _inflight = inflight;
-                put_reply(service.acknowledging(put.options.ids, filled.complete()).await)
-            }));
+            return Ok(self.complete(filled?, put.options.ids, inflight));
         }
-        let (this, bytes) = (self.clone(), Bytes::copy_from_slice(request.values));
-        Ok(Box::pin(async move {
+        Ok(self.wait_for_room(put, request.values.to_vec(), inflight))
+    }
+
+    /// Ends a put whose values are in their places.
+    fn complete(&self, filled: FilledBatch, ids: Option<RequestIds>, inflight: OwnedSemaphorePermit) -> Begun {
+        let service = self.api.service.clone();
+        Box::pin(async move {
             let _inflight = inflight;
-            let filled = put.fill(&this.api, this.values(&put.message, &bytes)?).await?;
+            put_reply(service.acknowledging(ids, filled.complete()).await)
+        })
+    }
+
+    /// A put for whose values there is no room yet: those behind its message wait here.
+    fn wait_for_room(&self, put: Put, behind: Vec<u8>, inflight: OwnedSemaphorePermit) -> Begun {
+        let this = self.clone();
+        Box::pin(async move {
+            let _inflight = inflight;
+            let filled = put.fill(&this.api, this.values(&put.message, &behind)?).await?;
             put_reply(this.api.service.acknowledging(put.options.ids, filled.complete()).await)
-        }))
+        })
     }
 
     /// A request that is being received: the values of a put go to their places as they come.
     pub(super) fn call_pieces(&self, request: &mut Pieces<'_>, responder: Responder) -> Result<(), Failure> {
         let began = Instant::now();
         let mut bytes = request.take(REQUEST_BYTES as u64)?;
-        let head = Head::decode(&bytes);
-        let Ok(Head { method: EngineMethod::Put, time, message }) = head else {
+        let comes =
+            |head: &Head| head.method == EngineMethod::Put && head.message <= MOST_MESSAGE_BYTES.min(request.left());
+        let Some(Head { time, message, .. }) = Head::decode(&bytes).ok().filter(comes) else {
             bytes.append(&mut request.take(u64::MAX)?);
             self.handle(&bytes, responder);
             return Ok(());
         };
-        if message > MOST_MESSAGE_BYTES.min(request.left()) {
-            bytes.append(&mut request.take(u64::MAX)?);
-            self.handle(&bytes, responder);
-            return Ok(());
-        }
         let message = request.take(message)?;
         let is_late = || began.elapsed() > time;
         match self.put_coming(message.into(), request, is_late)? {
@@ -132,13 +139,7 @@ impl EngineApi {
             Ok(self.api.service.reserve_batch(objects, &put.options).await)
         };
         let Some(reserved) = self.now(reserve) else {
-            // There is no room yet: they wait here.
-            let (this, bytes) = (self.clone(), request.take(u64::MAX)?);
-            return Ok(Ok(Box::pin(async move {
-                let _inflight = inflight;
-                let filled = put.fill(&this.api, this.values(&put.message, &bytes)?).await?;
-                put_reply(this.api.service.acknowledging(put.options.ids, filled.complete()).await)
-            })));
+            return Ok(Ok(self.wait_for_room(put, request.take(u64::MAX)?, inflight)));
         };
         let reserved = match reserved {
             Ok(reserved) => reserved,
@@ -161,14 +162,10 @@ impl EngineApi {
             }
             written.map(|()| put.message.checksums.get(position).copied())
         });
-        if let Some(failure) = lost {
-            return Err(failure);
+        match lost {
+            Some(failure) => Err(failure),
+            None => Ok(Ok(self.complete(filled, put.options.ids, inflight))),
         }
-        let service = self.api.service.clone();
-        Ok(Ok(Box::pin(async move {
-            let _inflight = inflight;
-            put_reply(service.acknowledging(put.options.ids, filled.complete()).await)
-        })))
     }
 
     /// The values of a put, where they lie.
