@@ -135,6 +135,8 @@ def test_a_server_killed_in_mid_call_and_restarted(own_node):
 INTERRUPTED = """
 import os, signal, sys, threading, time, tidepool
 from node import stop
+# Whoever runs tests in the background of a shell has them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 store = tidepool.Store.connect(sys.argv[1], deadline=60.0)
 stop(int(sys.argv[2]))
 threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tidepool_stress::node_process::{NodeOptions, NodeProcess, Place, program_beside};
 
 /// Ended, and the answer is no.
@@ -38,8 +39,15 @@ impl Cli {
     }
 }
 
-#[test]
-fn every_command_answers_people_and_programs_and_ends_with_what_it_found() {
+/// A node of its own, and where it keeps everything.
+struct Started {
+    program: PathBuf,
+    folder: TempDir,
+    _segment: TempDir,
+    node: NodeProcess,
+}
+
+fn started(dram_bytes: u64) -> Started {
     let (folder, segment) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
     let program = program_beside(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
     let settings = vec![
@@ -47,16 +55,20 @@ fn every_command_answers_people_and_programs_and_ends_with_what_it_found() {
         "nvme.region_bytes=1MiB".into(),
         "store.slice_bytes=256KiB".into(),
     ];
-    let data = folder.path().join("data");
     let options = NodeOptions {
         program: program.clone(),
-        data,
-        dram_bytes: 32 << 20,
+        data: folder.path().join("data"),
+        dram_bytes,
         nvme_bytes: 64 << 20,
         settings,
         place: Place::default(),
     };
-    let mut node = NodeProcess::start(options).unwrap();
+    Started { program, folder, _segment: segment, node: NodeProcess::start(options).unwrap() }
+}
+
+#[test]
+fn every_command_answers_people_and_programs_and_ends_with_what_it_found() {
+    let Started { program, folder, _segment, mut node } = started(32 << 20);
     let arguments = vec![format!("--endpoint={}", node.grpc), format!("--admin={}", node.admin)];
     let cli = Cli { program, arguments };
 
@@ -183,22 +195,7 @@ fn settings_machine_and_completions_are_looked_at_without_a_node() {
 /// The short form of the store's bench: every way and every call, all bytes compared, and nothing left behind.
 #[test]
 fn the_bench_of_the_store_measures_every_call_by_every_way() {
-    let (folder, segment) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
-    let program = program_beside(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
-    let settings = vec![
-        format!("dram.folder='{}'", segment.path().display()),
-        "nvme.region_bytes=1MiB".into(),
-        "store.slice_bytes=256KiB".into(),
-    ];
-    let options = NodeOptions {
-        program: program.clone(),
-        data: folder.path().join("data"),
-        dram_bytes: 64 << 20,
-        nvme_bytes: 64 << 20,
-        settings,
-        place: Place::default(),
-    };
-    let node = NodeProcess::start(options).unwrap();
+    let Started { program, folder: _folder, _segment, node } = started(64 << 20);
     let cli = Cli { program, arguments: vec![format!("--endpoint={}", node.grpc)] };
     let short =
         ["bench", "store", "--block=4KiB,300KiB", "--batch=8", "--threads=2", "--seconds=0.05", "--total=512KiB"];

@@ -259,17 +259,8 @@ fn without_ipv4_all_goes_by_ipv6() {
         memory.write_at(0, &support::pattern(4096, 1)).expect("inside");
         there.register(&memory, AccessRights::READ, Some("pool")).expect("registered");
         let here = start(Settings { same_host: false, ..Settings::default() });
-        let peer = here.connect(&format!("[::1]:{}", there.addresses()[0].port()), soon()).expect("connected");
-        let segment = here.open(peer, "pool", soon()).expect("opened");
-        let local = Memory::anonymous(4096).expect("memory");
-        let region = here.register(&local, AccessRights::LOCAL, None).expect("registered").region;
-        let read = Request {
-            direction: Direction::Read,
-            local: Slice { region, offset: 0, length: 4096 },
-            remote: RemoteSlice { segment, offset: 0 },
-        };
-        here.transfer(&[read], BatchOptions::default()).expect("submitted").all().expect("read");
-        assert!(support::bytes(&local) == support::pattern(4096, 1));
+        let read = support::read_pool(&here, &format!("[::1]:{}", there.addresses()[0].port()));
+        assert!(read == support::pattern(4096, 1));
     });
 }
 

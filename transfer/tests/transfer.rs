@@ -359,19 +359,12 @@ fn engines_listen_on_both_families_and_on_names() {
     for listen in ["127.0.0.1:0", "[::1]:0", "localhost:0", "[::]:0"] {
         let there = start(Settings { listen: vec![listen.into()], ..settings() });
         let memory = Memory::shared(4096, PeerMapping::ReadOnly).expect("memory");
+        memory.write_at(0, &pattern(4096, 1)).expect("inside");
         there.register(&memory, AccessRights::READ, Some("pool")).expect("registered");
         let here = start(Settings { same_host: false, ..Settings::default() });
         let name = if listen.starts_with("[::]") { "[::1]" } else { listen.trim_end_matches(":0") };
-        let peer = here.connect(&format!("{name}:{}", there.addresses()[0].port()), soon()).expect("connected");
-        let segment = here.open(peer, "pool", soon()).expect("opened");
-        let local = Memory::anonymous(4096).expect("memory");
-        let region = here.register(&local, AccessRights::LOCAL, None).expect("registered").region;
-        let read = Request {
-            direction: Direction::Read,
-            local: Slice { region, offset: 0, length: 4096 },
-            remote: RemoteSlice { segment, offset: 0 },
-        };
-        here.transfer(&[read], BatchOptions::default()).expect("submitted").all().expect("read");
+        let read = support::read_pool(&here, &format!("{name}:{}", there.addresses()[0].port()));
+        assert!(read == pattern(4096, 1));
     }
 }
 

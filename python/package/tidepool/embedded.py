@@ -15,7 +15,31 @@ _OPEN: "weakref.WeakSet[Union[EmbeddedStore, AsyncEmbeddedStore]]" = weakref.Wea
 _HAND_OVER = 20.0
 
 
-class EmbeddedStore(Store):
+class _Lender:
+    """What both forms know of the instance in this process."""
+
+    def _lend(self, instance: "_native.Instance", hand_over: float) -> None:
+        self._instance = instance
+        self._hand_over = hand_over
+        self._process = os.getpid()
+
+    @property
+    def node(self) -> str:
+        """The instance's number, as ``tidepool admin nodes`` shows it."""
+        return self._instance.node
+
+    @property
+    def address(self) -> str:
+        """Where other nodes reach it."""
+        return self._instance.address
+
+    @property
+    def temporary(self) -> bool:
+        """Whether it goes for good with this process."""
+        return self._instance.temporary
+
+
+class EmbeddedStore(_Lender, Store):
     """A store of which this process lends a part: made by :meth:`Store.embedded`.
 
     An instance of the store runs in this process, and lends DRAM, and NVMe if asked to, to the cluster that it joins. It is
@@ -29,9 +53,7 @@ class EmbeddedStore(Store):
     def __init__(self, connection: Connection, instance: "_native.Instance", hand_over: float) -> None:
         """Wraps native objects; use :meth:`Store.embedded`."""
         super().__init__(connection)
-        self._instance = instance
-        self._hand_over = hand_over
-        self._process = os.getpid()
+        self._lend(instance, hand_over)
 
     @classmethod
     def start(
@@ -87,21 +109,6 @@ class EmbeddedStore(Store):
         _opened(store)
         return store
 
-    @property
-    def node(self) -> str:
-        """The instance's number, as ``tidepool admin nodes`` shows it."""
-        return self._instance.node
-
-    @property
-    def address(self) -> str:
-        """Where other nodes reach it."""
-        return self._instance.address
-
-    @property
-    def temporary(self) -> bool:
-        """Whether it goes for good with this process."""
-        return self._instance.temporary
-
     def attach_nvme(
         self, path: Optional[_arguments.Path] = None, capacity: Optional[_arguments.Size] = None
     ) -> int:
@@ -141,7 +148,7 @@ class EmbeddedStore(Store):
         self._instance.stop(False)
 
 
-class AsyncEmbeddedStore(AsyncStore):
+class AsyncEmbeddedStore(_Lender, AsyncStore):
     """As :class:`EmbeddedStore`, for asyncio; made by :meth:`AsyncStore.embedded`.
 
     ``async with`` ends it, or :meth:`aclose`; :meth:`close` does too, and blocks while it hands over.
@@ -150,9 +157,7 @@ class AsyncEmbeddedStore(AsyncStore):
     def __init__(self, connection: Connection, instance: "_native.Instance", hand_over: float) -> None:
         """Wraps native objects; use :meth:`AsyncStore.embedded`."""
         super().__init__(connection)
-        self._instance = instance
-        self._hand_over = hand_over
-        self._process = os.getpid()
+        self._lend(instance, hand_over)
 
     @classmethod
     async def start(
@@ -185,21 +190,6 @@ class AsyncEmbeddedStore(AsyncStore):
         store = cls(native, instance, hand_over)
         _opened(store)
         return store
-
-    @property
-    def node(self) -> str:
-        """The instance's number, as ``tidepool admin nodes`` shows it."""
-        return self._instance.node
-
-    @property
-    def address(self) -> str:
-        """Where other nodes reach it."""
-        return self._instance.address
-
-    @property
-    def temporary(self) -> bool:
-        """Whether it goes for good with this process."""
-        return self._instance.temporary
 
     async def attach_nvme(
         self, path: Optional[_arguments.Path] = None, capacity: Optional[_arguments.Size] = None

@@ -46,6 +46,21 @@ pub(crate) fn bytes(memory: &Memory) -> Vec<u8> {
     bytes
 }
 
+/// The 4 KiB that the engine at `address` has registered as `pool`.
+pub(crate) fn read_pool(here: &Engine, address: &str) -> Vec<u8> {
+    let peer = here.connect(address, soon()).expect("connected");
+    let segment = here.open(peer, "pool", soon()).expect("opened");
+    let local = Memory::anonymous(4096).expect("memory");
+    let region = here.register(&local, AccessRights::LOCAL, None).expect("registered").region;
+    let read = Request {
+        direction: Direction::Read,
+        local: Slice { region, offset: 0, length: 4096 },
+        remote: RemoteSlice { segment, offset: 0 },
+    };
+    here.transfer(&[read], BatchOptions::default()).expect("submitted").all().expect("read");
+    bytes(&local)
+}
+
 /// An asking engine with memory, and a peer that registered some.
 pub(crate) struct Pair {
     pub(crate) here: Engine,
