@@ -1,8 +1,8 @@
 //! Guests: nodes in other people's processes, which lend memory while those run, follow the catalog's log, and never vote.
 //!
 //! One that leaves hands over what it holds, as far as there is time, and has the rest and itself struck out of the catalog.
-//! One that was killed is struck out by the leader: when it has been away for as long as repair waits for a node, or, if
-//! the catalog knows nothing of it (it left, or never came to register), after some seconds.
+//! One that was killed, or never came to register, is struck out by the leader when it has been away for as long as repair
+//! waits for a node; what remains of one that has left, after some seconds.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::NodeService;
 use super::liveness::ABSENT_AFTER;
 use crate::error::Error;
 
-/// How long a guest that is no node of the catalog stays a member: the first seconds of its life.
+/// How long a guest stays a member that is no node of the catalog any more, or not yet: the first seconds of its life.
 const UNKNOWN_FOR: Duration = Duration::from_secs(15);
 /// How often what is listed on a node is forgotten before it is given up for now: a put that was under way may end meanwhile.
 const ROUNDS: usize = 8;
@@ -42,9 +42,11 @@ impl NodeService {
             if tokio::time::timeout(hand_over, emptied(catalog, node)).await.is_err() {
                 tracing::info!(?hand_over, "what was not handed over in time is given up");
             }
-            tokio::time::timeout(STRIKE_OUT, strike_out(catalog, node, incarnation))
+            let over = Over { catalog, node, incarnation, state: NodeState::Draining };
+            tokio::time::timeout(STRIKE_OUT, over.strike_out())
                 .await
-                .unwrap_or(Err(CatalogError::OutcomeUnknown))
+                .unwrap_or(Ok(None))?
+                .ok_or(CatalogError::OutcomeUnknown)
         };
         Ok(tokio::time::timeout(hand_over + 2 * STRIKE_OUT, leave)
             .await
@@ -72,42 +74,67 @@ async fn emptied(catalog: &CatalogHandle, node: NodeId) {
     }
 }
 
-/// Has the catalog forget what it lists on the node, then the node itself. Answers how many copies that were.
-async fn strike_out(catalog: &CatalogHandle, node: NodeId, incarnation: Incarnation) -> Result<u64, CatalogError> {
-    let mut lost = 0;
-    for _ in 0..ROUNDS {
-        lost += forget_all(catalog, node).await?;
-        match catalog.propose(Command::RemoveNode { node, incarnation }).await? {
-            (_, Outcome::Node(NodeOutcome::Holds { .. })) => {}
-            (_, Outcome::Node(_)) => return Ok(lost),
-            _ => return Err(CatalogError::Unexpected { expected: "the end of a node" }),
-        }
-    }
-    Err(CatalogError::OutcomeUnknown)
+/// A life of a node that is over, as long as it is in that state.
+struct Over<'a> {
+    catalog: &'a CatalogHandle,
+    node: NodeId,
+    incarnation: Incarnation,
+    state: NodeState,
 }
 
-async fn forget_all(catalog: &CatalogHandle, node: NodeId) -> Result<u64, CatalogError> {
-    let (_, answer) = catalog.query(Query::Digests { node }, Read::Linearizable).await?;
-    let Answer::Digests(digests) = answer else { return Err(CatalogError::Unexpected { expected: "digests" }) };
-    let held = digests.iter().enumerate().filter(|(_, digest)| **digest != 0);
-    let mut forgotten = 0;
-    for bucket in held.filter_map(|(bucket, _)| KeyBucket::new(bucket)) {
-        let mut after = None;
-        loop {
-            let query = Query::Bucket { node, bucket, after, limit: MAX_PAGE_ITEMS };
-            let (_, Answer::Bucket(page)) = catalog.query(query, Read::Local).await? else {
-                return Err(CatalogError::Unexpected { expected: "a bucket" });
-            };
-            forgotten += page.replicas.len() as u64;
-            let names = page.replicas.into_iter().map(|held| (held.tenant, held.key, held.version, held.replica));
-            catalog.forget(names.collect(), ForgetMode::Lost).await?;
-            match page.next {
-                Some(next) => after = Some(next),
-                None => break,
+impl Over<'_> {
+    /// Has the catalog forget what it lists on the node, then the node itself. Answers how many copies that were; `None` if
+    /// it is not over any more.
+    async fn strike_out(&self) -> Result<Option<u64>, CatalogError> {
+        let mut lost = 0;
+        for _ in 0..ROUNDS {
+            let Some(forgotten) = self.forget_all().await? else { return Ok(None) };
+            lost += forgotten;
+            let removal = Command::RemoveNode { node: self.node, incarnation: self.incarnation };
+            match self.catalog.propose(removal).await? {
+                (_, Outcome::Node(NodeOutcome::Holds { .. })) => {}
+                (_, Outcome::Node(NodeOutcome::Stale { .. })) => return Ok(None),
+                (_, Outcome::Node(_)) => return Ok(Some(lost)),
+                _ => return Err(CatalogError::Unexpected { expected: "the end of a node" }),
             }
         }
+        Err(CatalogError::OutcomeUnknown)
     }
-    Ok(forgotten)
+
+    /// A node that is back has what is listed on it.
+    async fn is_over(&self) -> Result<bool, CatalogError> {
+        let over = (self.node, self.incarnation, self.state);
+        let known = nodes(self.catalog).await?;
+        Ok(known.iter().any(|known| (known.node, known.incarnation, known.state) == over))
+    }
+
+    async fn forget_all(&self) -> Result<Option<u64>, CatalogError> {
+        let Self { catalog, node, .. } = *self;
+        let (_, answer) = catalog.query(Query::Digests { node }, Read::Linearizable).await?;
+        let Answer::Digests(digests) = answer else { return Err(CatalogError::Unexpected { expected: "digests" }) };
+        let held = digests.iter().enumerate().filter(|(_, digest)| **digest != 0);
+        let mut forgotten = 0;
+        for bucket in held.filter_map(|(bucket, _)| KeyBucket::new(bucket)) {
+            let mut after = None;
+            loop {
+                let query = Query::Bucket { node, bucket, after, limit: MAX_PAGE_ITEMS };
+                let (_, Answer::Bucket(page)) = catalog.query(query, Read::Local).await? else {
+                    return Err(CatalogError::Unexpected { expected: "a bucket" });
+                };
+                if !self.is_over().await? {
+                    return Ok(None);
+                }
+                forgotten += page.replicas.len() as u64;
+                let names = page.replicas.into_iter().map(|held| (held.tenant, held.key, held.version, held.replica));
+                catalog.forget(names.collect(), ForgetMode::Lost).await?;
+                match page.next {
+                    Some(next) => after = Some(next),
+                    None => break,
+                }
+            }
+        }
+        Ok(Some(forgotten))
+    }
 }
 
 /// Guests that a leader hears nothing of.
@@ -118,44 +145,69 @@ pub(super) struct Missed {
 }
 
 impl Missed {
+    /// What was not heard until now is nobody's silence.
+    pub(super) fn listen_anew(&mut self) {
+        self.since.clear();
+    }
+
     /// Begins to strike one out if its time is over; one at a time. Only for who leads.
     pub(super) fn look(&mut self, catalog: &CatalogHandle, status: &GroupStatus, nodes: &[NodeStat], grace: Duration) {
         let guests = missed(status, nodes);
-        self.since.retain(|member, _| guests.iter().any(|(guest, _)| guest == member));
+        self.since.retain(|member, _| guests.iter().any(|guest| guest.member == *member));
         if self.striking_out.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }
-        for (guest, incarnation) in guests {
-            let since = *self.since.entry(guest).or_insert_with(Instant::now);
-            if since.elapsed() >= if incarnation.is_some() { grace } else { UNKNOWN_FOR } {
-                self.striking_out = Some(tokio::spawn(end(catalog.clone(), guest, incarnation)));
+        for Guest { member, incarnation, was_heard } in guests {
+            let since = self.since.entry(member).or_insert_with(Instant::now);
+            let patience = match incarnation {
+                Some(_) => grace,
+                None if was_heard => UNKNOWN_FOR,
+                // Making its memory ready takes a while.
+                None => grace.max(UNKNOWN_FOR),
+            };
+            if since.elapsed() >= patience {
+                // If it can't be done now, others have their turn first.
+                *since = Instant::now();
+                self.striking_out = Some(tokio::spawn(end(catalog.clone(), member, incarnation)));
                 return;
             }
         }
     }
 }
 
-/// The guests that are silent, or no nodes at all; and the life in which the catalog knows them.
-fn missed(status: &GroupStatus, nodes: &[NodeStat]) -> Vec<(MemberId, Option<Incarnation>)> {
-    let guests = status.members.all().into_iter().filter(|member| member.is_guest());
-    let is_heard = |guest: MemberId| {
-        let silence = status.peers.iter().find(|(node, ..)| *node == guest.node()).and_then(|&(_, heard, _)| heard);
-        silence.is_some_and(|silence| silence < ABSENT_AFTER)
+/// A guest that is silent, or no node.
+struct Guest {
+    member: MemberId,
+    /// Its life as the catalog knows it.
+    incarnation: Option<Incarnation>,
+    /// This leader has heard from it.
+    was_heard: bool,
+}
+
+fn missed(status: &GroupStatus, nodes: &[NodeStat]) -> Vec<Guest> {
+    let missed = |member: MemberId| {
+        let silence = status.peers.iter().find(|(node, ..)| *node == member.node()).and_then(|&(_, heard, _)| heard);
+        let known = nodes.iter().find(|known| known.node == member.node());
+        let is_missed = match known {
+            Some(known) => known.state == NodeState::Absent,
+            // It comes, or it has left.
+            None => silence.is_none_or(|silence| silence >= ABSENT_AFTER),
+        };
+        let incarnation = known.map(|known| known.incarnation);
+        is_missed.then_some(Guest { member, incarnation, was_heard: silence.is_some() })
     };
-    let missed = guests.filter_map(|guest| match nodes.iter().find(|known| known.node == guest.node()) {
-        Some(known) if known.state == NodeState::Absent => Some((guest, Some(known.incarnation))),
-        Some(_) => None,
-        // It comes, or it has left.
-        None => (!is_heard(guest)).then_some((guest, None)),
-    });
-    missed.collect()
+    status.members.all().into_iter().filter(|member| member.is_guest()).filter_map(missed).collect()
 }
 
 async fn end(catalog: CatalogHandle, guest: MemberId, incarnation: Option<Incarnation>) {
     let node = guest.node();
     let struck_out = async {
         if let Some(incarnation) = incarnation {
-            let lost = strike_out(&catalog, node, incarnation).await?;
+            let over = Over { catalog: &catalog, node, incarnation, state: NodeState::Absent };
+            let Some(lost) = over.strike_out().await? else {
+                tracing::info!(%node, "a guest came back when it was to be struck out");
+                return Ok(());
+            };
             tracing::info!(%node, lost, "a guest did not come back");
         }
         // It may have come back meanwhile, with another log.

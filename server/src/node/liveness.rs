@@ -11,10 +11,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidepool_metadata::catalog::{Answer, Command, NodeOutcome, NodeStat, NodeState, Outcome, Query};
-use tidepool_metadata::{NodeId, Term};
+use tidepool_metadata::{Incarnation, NodeId, Term};
 use tidepool_replication::{CatalogHandle, GroupStatus, MemberChange, Read, Role};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::PROPOSE_TIMEOUT;
 use super::guests::Missed;
 
 /// How often nodes are looked at.
@@ -51,6 +53,7 @@ pub(super) async fn watch(catalog: CatalogHandle, grace: Duration) {
     let mut listening = Listening::default();
     let mut handed_over: Option<Instant> = None;
     let mut missed = Missed::default();
+    let mut telling: Option<JoinHandle<()>> = None;
     loop {
         period.tick().await;
         let status = catalog.status();
@@ -58,7 +61,7 @@ pub(super) async fn watch(catalog: CatalogHandle, grace: Duration) {
             return;
         }
         if status.role != Role::Leader {
-            missed = Missed::default();
+            missed.listen_anew();
             continue;
         }
         if status.disk_shortage.is_some() && handed_over.is_none_or(|at| at.elapsed() > HAND_OVER_AGAIN) {
@@ -68,21 +71,34 @@ pub(super) async fn watch(catalog: CatalogHandle, grace: Duration) {
         }
         let listened = listening.until(Instant::now(), status.term);
         if listened.is_zero() {
-            missed = Missed::default();
+            missed.listen_anew();
         }
         let Ok((_, Answer::Nodes(nodes))) = catalog.query(Query::Nodes, Read::Local).await else { continue };
         missed.look(&catalog, &status, &nodes, grace);
-        for (node, state) in verdicts(&status, &nodes, listened) {
-            let Some(known) = nodes.iter().find(|known| known.node == node) else { continue };
-            tracing::info!(%node, ?state, "the state of a node");
-            let (incarnation, term) = (known.incarnation, Some(status.term));
-            match catalog.propose(Command::SetNodeState { node, incarnation, state, term }).await {
-                Ok((_, Outcome::Node(NodeOutcome::OutOfTerm))) => {
-                    tracing::info!(%node, ?state, "it was for another leader to say");
-                }
-                Ok(_) => {}
-                Err(error) => tracing::warn!(%node, %error, "the state of a node is not noted yet"),
+        // Waiting for a slow log here would be taken for standing still.
+        let is_telling = telling.as_ref().is_some_and(|task| !task.is_finished());
+        let verdicts = verdicts(&status, &nodes, listened);
+        if !is_telling && !verdicts.is_empty() {
+            telling = Some(tokio::spawn(tell(catalog.clone(), verdicts, status.term)));
+        }
+    }
+}
+
+/// What is to be noted of nodes, in their lives.
+type Verdicts = Vec<(NodeId, Incarnation, NodeState)>;
+
+/// Has the catalog note verdicts of a leader's term.
+async fn tell(catalog: CatalogHandle, verdicts: Verdicts, term: Term) {
+    for (node, incarnation, state) in verdicts {
+        tracing::info!(%node, ?state, "the state of a node");
+        let noted = catalog.propose(Command::SetNodeState { node, incarnation, state, term: Some(term) });
+        match tokio::time::timeout(PROPOSE_TIMEOUT, noted).await {
+            Ok(Ok((_, Outcome::Node(NodeOutcome::OutOfTerm)))) => {
+                tracing::info!(%node, ?state, "it was for another leader to say");
             }
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(%node, %error, "the state of a node is not noted yet"),
+            Err(_) => tracing::warn!(%node, "the state of a node is not noted in time"),
         }
     }
 }
@@ -108,7 +124,7 @@ impl Listening {
 }
 
 /// Whose state changes, as a leader sees it that has listened for so long.
-fn verdicts(status: &GroupStatus, nodes: &[NodeStat], listened: Duration) -> Vec<(NodeId, NodeState)> {
+fn verdicts(status: &GroupStatus, nodes: &[NodeStat], listened: Duration) -> Verdicts {
     let silent: BTreeMap<NodeId, Option<Duration>> =
         status.peers.iter().map(|&(node, heard, _)| (node, heard)).collect();
     let verdict = |known: &NodeStat| {
@@ -117,12 +133,12 @@ fn verdicts(status: &GroupStatus, nodes: &[NodeStat], listened: Duration) -> Vec
         let is_heard = is_here || silence.is_some_and(|silence| silence < SUSPECT_AFTER);
         let is_gone = !is_here && listened > ABSENT_AFTER && silence.is_none_or(|silence| silence > ABSENT_AFTER);
         match known.state {
-            NodeState::Absent if is_heard => Some((known.node, NodeState::Up)),
-            NodeState::Up | NodeState::Draining if is_gone => Some((known.node, NodeState::Absent)),
+            NodeState::Absent if is_heard => Some(NodeState::Up),
+            NodeState::Up | NodeState::Draining if is_gone => Some(NodeState::Absent),
             _ => None,
         }
     };
-    nodes.iter().filter_map(verdict).collect()
+    nodes.iter().filter_map(|known| Some((known.node, known.incarnation, verdict(known)?))).collect()
 }
 
 #[cfg(test)]
