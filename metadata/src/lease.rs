@@ -129,23 +129,14 @@ impl Leases {
     }
 
     fn ask(&mut self, now: BootTime, what: Leased, duration: Duration, holders: u32) -> LeaseOutcome {
-        self.expire(now, SWEEP);
-        if self.remaining(now, what.version).is_none() {
-            self.end(what.version);
-        }
-        let until = BootTime(now.0.saturating_add(duration.min(MAX_LEASE)));
+        let until = self.sweep(now, what.version, duration);
         let (leased, bound) = (self.leased_bytes(what.tenant), self.limits.tenant_bytes());
         if let Some(lease) = self.by_version.get_mut(&what.version) {
             if leased > bound {
                 return LeaseOutcome::TenantFull;
             }
             lease.holders = lease.holders.saturating_add(holders);
-            if until > lease.until {
-                self.by_end.remove(&(lease.until, what.version));
-                self.by_end.insert((until, what.version));
-                lease.until = until;
-            }
-            return LeaseOutcome::Granted(lease.until.0.saturating_sub(now.0));
+            return LeaseOutcome::Granted(self.lengthen(what.version, until).0.saturating_sub(now.0));
         }
         if leased.saturating_add(what.bytes) > bound {
             return LeaseOutcome::TenantFull;
@@ -153,11 +144,53 @@ impl Leases {
         if self.by_version.len() >= self.limits.entries {
             return LeaseOutcome::TableFull;
         }
+        self.insert(what, until);
+        LeaseOutcome::Granted(until.0.saturating_sub(now.0))
+    }
+
+    /// Notes a lease that another leader has granted, within its bounds; only the room for leases is a bound here.
+    pub fn take_over(&mut self, now: BootTime, what: Leased, left: Duration) {
+        let until = self.sweep(now, what.version, left);
+        if self.by_version.contains_key(&what.version) {
+            self.lengthen(what.version, until);
+        } else if self.by_version.len() < self.limits.entries {
+            self.insert(what, until);
+        }
+    }
+
+    /// What is over goes; when a lease of so long from now ends.
+    fn sweep(&mut self, now: BootTime, version: VersionId, duration: Duration) -> BootTime {
+        self.expire(now, SWEEP);
+        if self.remaining(now, version).is_none() {
+            self.end(version);
+        }
+        BootTime(now.0.saturating_add(duration.min(MAX_LEASE)))
+    }
+
+    fn insert(&mut self, what: Leased, until: BootTime) {
         let lease = Lease { tenant: what.tenant, bytes: what.bytes, until, holders: 1 };
         self.by_version.insert(what.version, lease);
         self.by_end.insert((until, what.version));
         *self.leased_bytes.entry(what.tenant).or_default() += what.bytes;
-        LeaseOutcome::Granted(until.0.saturating_sub(now.0))
+    }
+
+    /// Until when it lasts now; never shorter.
+    fn lengthen(&mut self, version: VersionId, until: BootTime) -> BootTime {
+        let Some(lease) = self.by_version.get_mut(&version) else { return until };
+        if until > lease.until {
+            self.by_end.remove(&(lease.until, version));
+            self.by_end.insert((until, version));
+            lease.until = until;
+        }
+        lease.until
+    }
+
+    /// The lease of a version, and how long it still lasts.
+    #[must_use]
+    pub fn leased(&self, now: BootTime, version: VersionId) -> Option<(Leased, Duration)> {
+        let left = self.remaining(now, version)?;
+        let lease = self.by_version.get(&version)?;
+        Some((Leased { tenant: lease.tenant, version, bytes: lease.bytes }, left))
     }
 
     /// One holder needs its lease no longer; it ends with the last one. False if there was none.
@@ -354,6 +387,22 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_that_is_taken_over_counts_and_is_bound_by_the_table_only() {
+        let mut leases = Leases::new(LeaseLimits { entries: 2, ..LeaseLimits::default() });
+        let (one, other) = (object(1, 600), object(2, 600));
+        leases.take_over(at(0), one, 30 * SECOND);
+        leases.take_over(at(1), one, SECOND);
+        leases.take_over(at(1), other, Duration::MAX);
+        leases.take_over(at(1), object(3, 1), SECOND);
+        assert_eq!(leases.leased(at(1), one.version), Some((one, 29 * SECOND)), "never shorter");
+        assert_eq!(leases.remaining(at(1), other.version), Some(MAX_LEASE));
+        assert_eq!(leases.leased(at(1), object(3, 1).version), None, "there is no room");
+        leases.validate();
+        leases.take_over(at(31), object(3, 1), SECOND);
+        assert!(leases.is_leased(at(31), object(3, 1).version) && !leases.is_leased(at(31), one.version));
+    }
+
+    #[test]
     fn a_removed_version_has_no_lease() {
         let mut leases = table(2);
         leases.grant(at(0), object(1, 1), SECOND);
@@ -363,7 +412,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_and_ends_agree_after_any_steps(steps in proptest::collection::vec((0u8..6, 0u64..8, 0u64..200, 0u64..9), 1..200)) {
+        fn sums_and_ends_agree_after_any_steps(steps in proptest::collection::vec((0u8..7, 0u64..8, 0u64..200, 0u64..9), 1..200)) {
             let mut leases = table(5);
             let mut now = 0;
             for (kind, sequence, bytes, seconds) in steps {
@@ -374,6 +423,10 @@ mod tests {
                     2 => _ = leases.renew(at(now), what, Duration::from_secs(seconds)),
                     3 => _ = leases.release(at(now), what.version),
                     4 => leases.end(what.version),
+                    // What another leader has granted is not within these bounds.
+                    5 if leases.leased_bytes(TenantId::DEFAULT) + bytes <= 500 => {
+                        leases.take_over(at(now), what, Duration::from_secs(seconds));
+                    }
                     _ => _ = leases.expire(at(now), 2),
                 }
                 leases.validate();

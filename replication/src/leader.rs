@@ -1,13 +1,15 @@
 //! Where the leader is: questions to it from other members, and its answers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidepool_metadata::NodeId;
 use tidepool_metadata::catalog::Located;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::catalog_handle::CatalogHandle;
-use crate::consensus::{Answerer, Read};
+use crate::consensus::{Answerer, Read, Role};
 use crate::error::CatalogError;
 use crate::question::{LeaderAnswer, Question, Refused};
 
@@ -17,6 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ATTEMPT: Duration = Duration::from_secs(2);
 /// The pause before the next: a fraction of an election.
 const PAUSE: Duration = Duration::from_millis(25);
+/// How often the other voters hear of leases: an election takes longer.
+const NEWS_PERIOD: Duration = Duration::from_millis(100);
+/// Leases in one message, of 36 bytes each.
+const NEWS_LEASES: usize = 2048;
+/// Messages under way at a time, to all voters: those to one that is frozen give up their room soon.
+const NEWS_UNDER_WAY: usize = 64;
 
 impl CatalogHandle {
     /// Whether this voter holds the office; it may have lost it without knowing.
@@ -60,6 +68,10 @@ impl CatalogHandle {
             Box::pin(async move {
                 let question = match Question::decode(&bytes)? {
                     Question::Node(words) => return handle.node_answerer.get()?(words).await,
+                    Question::Leased(granted) => {
+                        handle.leases.take_over(granted);
+                        return None;
+                    }
                     question => question,
                 };
                 let answer = handle.answer(question).await;
@@ -81,6 +93,36 @@ impl CatalogHandle {
     /// group that ended.
     pub async fn ask_node(&self, node: NodeId, words: Vec<u8>, within: Duration) -> Result<Vec<u8>, CatalogError> {
         self.consensus.ask_member(node, &Question::Node(words).encode(), within).await
+    }
+
+    /// Tells the other voters, while this one leads, which leases it gives, so that whoever leads next keeps them. Nobody waits
+    /// for that, and what is lost on the way costs a miss at most. Runs until the group ends.
+    pub async fn stream_leases(&self) {
+        let mut period = tokio::time::interval(NEWS_PERIOD);
+        let under_way = Arc::new(Semaphore::new(NEWS_UNDER_WAY));
+        loop {
+            period.tick().await;
+            let status = self.status();
+            if status.failure.is_some() {
+                return;
+            }
+            let others: Vec<NodeId> = match status.role {
+                Role::Leader => status.voters.into_iter().filter(|&voter| voter != status.node).collect(),
+                _ => Vec::new(),
+            };
+            for granted in self.leases.news(!others.is_empty()).chunks(NEWS_LEASES) {
+                let words = Question::Leased(granted.to_vec()).encode();
+                for &voter in &others {
+                    let Ok(room) = Arc::clone(&under_way).try_acquire_owned() else { break };
+                    let (handle, words) = (self.clone(), words.clone());
+                    tokio::spawn(async move {
+                        let _room = room;
+                        // There is no answer, and none is missed.
+                        let _heard = handle.consensus.ask_member(voter, &words, ATTEMPT).await;
+                    });
+                }
+            }
+        }
     }
 
     async fn answer(&self, question: Question) -> Result<LeaderAnswer, CatalogError> {
@@ -116,7 +158,9 @@ impl CatalogHandle {
                 let members = self.consensus.change_members(change).await?;
                 LeaderAnswer::Changed(members.index())
             }
-            Question::Node(_) => return Err(CatalogError::Unexpected { expected: "a question to the leader" }),
+            Question::Node(_) | Question::Leased(_) => {
+                return Err(CatalogError::Unexpected { expected: "a question to the leader" });
+            }
         })
     }
 }

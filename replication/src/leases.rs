@@ -21,6 +21,8 @@ pub(crate) struct LeaderLeases(Mutex<Table>);
 #[derive(Debug)]
 struct Table {
     leases: Leases,
+    /// Versions that got a lease, or a longer one, of which the other voters have not heard; `None`: nobody is told.
+    news: Option<Vec<VersionId>>,
     /// Versions with a forget under way, and how many.
     forgetting: BTreeMap<VersionId, usize>,
     /// When the capacity was looked up last.
@@ -35,6 +37,8 @@ struct Table {
 const QUIET: Duration = Duration::from_millis(600);
 /// Not more often than this, however often leaders change.
 const QUIET_PERIOD: Duration = Duration::from_secs(10);
+/// Leases of which the other voters wait to hear; of more they don't, and a failover costs those.
+const MOST_NEWS: usize = 16 << 10;
 /// How old the known capacity may be: nodes come and go.
 const CAPACITY_AGE: Duration = Duration::from_secs(1);
 
@@ -50,6 +54,7 @@ impl LeaderLeases {
         let leases = Leases::new(LeaseLimits::default());
         Self(Mutex::new(Table {
             leases,
+            news: None,
             forgetting: BTreeMap::new(),
             capacity_at: None,
             term: Term::default(),
@@ -94,6 +99,7 @@ impl LeaderLeases {
         for what in versions {
             if !table.forgetting.contains_key(&what.version) {
                 table.leases.grant(now, what, duration);
+                table.note(what.version);
             }
         }
     }
@@ -107,7 +113,10 @@ impl LeaderLeases {
                 return Duration::ZERO;
             }
             match table.leases.renew(now, what, duration) {
-                LeaseOutcome::Granted(left) => left,
+                LeaseOutcome::Granted(left) => {
+                    table.note(what.version);
+                    left
+                }
                 LeaseOutcome::TenantFull | LeaseOutcome::TableFull => {
                     table.leases.remaining(now, what.version).unwrap_or_default()
                 }
@@ -153,6 +162,26 @@ impl LeaderLeases {
         versions.map(&mut begin).collect()
     }
 
+    /// What was granted since the last time, and how long it lasts; from the first time on, if there `are_listeners`.
+    pub(crate) fn news(&self, are_listeners: bool) -> Vec<(Leased, Duration)> {
+        let now = now();
+        let mut table = self.0.lock();
+        let next = are_listeners.then(Vec::new);
+        let Some(mut versions) = std::mem::replace(&mut table.news, next) else { return Vec::new() };
+        versions.sort_unstable();
+        versions.dedup();
+        versions.into_iter().filter_map(|version| table.leases.leased(now, version)).collect()
+    }
+
+    /// Notes what the leader has granted: this voter may have to keep that promise.
+    pub(crate) fn take_over(&self, granted: Vec<(Leased, Duration)>) {
+        let now = now();
+        let mut table = self.0.lock();
+        for (what, left) in granted {
+            table.leases.take_over(now, what, left);
+        }
+    }
+
     pub(crate) fn end_forget(&self, versions: impl Iterator<Item = VersionId>) {
         let mut table = self.0.lock();
         for version in versions {
@@ -162,6 +191,14 @@ impl LeaderLeases {
                     table.forgetting.remove(&version);
                 }
             }
+        }
+    }
+}
+
+impl Table {
+    fn note(&mut self, version: VersionId) {
+        if let Some(news) = self.news.as_mut().filter(|news| news.len() < MOST_NEWS) {
+            news.push(version);
         }
     }
 }
@@ -190,6 +227,26 @@ mod tests {
         let quiet = (0..100).filter(|step| leases.is_quiet_at(at(700 + step * 90), Term(5 + step))).count();
         assert_eq!(quiet, 0, "no second time within ten seconds");
         assert!(leases.is_quiet_at(at(10_011), Term(200)));
+    }
+
+    #[test]
+    fn a_voter_that_heard_of_leases_keeps_them_when_it_leads() {
+        let (leader, voter) = (LeaderLeases::new(), LeaderLeases::new());
+        leader.set_capacity(1000);
+        let (one, other, released) = (object(1), object(2), object(3));
+        leader.grant(std::iter::once(one), MINUTE);
+        assert!(leader.news(true).is_empty(), "nobody listened");
+        leader.grant([other, released, other].into_iter(), MINUTE);
+        leader.renew(&[Some(one)], MINUTE);
+        leader.release(&[Some(released)]);
+        let news = leader.news(true);
+        assert_eq!(news.iter().map(|(what, _)| *what).collect::<Vec<_>>(), [one, other]);
+        voter.take_over(news);
+        let may = voter.begin_forget([one, other, released].map(|what| what.version).into_iter());
+        assert_eq!(may, [false, false, true]);
+        assert!(leader.news(false).is_empty());
+        leader.grant(std::iter::once(other), MINUTE);
+        assert!(leader.news(false).is_empty(), "nothing is kept for nobody");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use tidepool_metadata::catalog::ForgetMode;
+use tidepool_metadata::lease::Leased;
 use tidepool_metadata::{Incarnation, LogIndex, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
 
 use crate::catalog_handle::{ForgetName, Forgotten};
@@ -41,6 +42,8 @@ pub(crate) enum Question {
     Change(MemberChange),
     /// For the node that is asked, whether or not it leads: the server's own words.
     Node(Vec<u8>),
+    /// What the leader has granted, for the other voters, and how long it lasts. Has no answer.
+    Leased(Vec<(Leased, Duration)>),
 }
 
 /// What the leader answers.
@@ -192,6 +195,15 @@ impl Question {
                     out.id(replica.node, replica.incarnation, replica.sequence);
                 }
             }
+            Self::Leased(leases) => {
+                out.0.push(8);
+                for (Leased { tenant, version, bytes }, left) in leases {
+                    out.small(tenant.0);
+                    out.id(version.node, version.incarnation, version.sequence);
+                    out.number(*bytes);
+                    out.duration(*left);
+                }
+            }
             Self::Node(words) => {
                 out.0.push(7);
                 out.0.extend_from_slice(words);
@@ -265,6 +277,12 @@ impl Question {
                 _ => return None,
             }),
             7 => Self::Node(std::mem::take(&mut input.0).to_vec()),
+            8 => Self::Leased(input.rest(|input| {
+                let tenant = TenantId(input.small()?);
+                let (node, incarnation, sequence) = input.id()?;
+                let version = VersionId { node, incarnation, sequence };
+                Some((Leased { tenant, version, bytes: input.number()? }, input.duration()?))
+            })?),
             _ => return None,
         };
         input.0.is_empty().then_some(question)
@@ -366,6 +384,7 @@ mod tests {
             Question::Change(MemberChange::Remove(NodeId(7))),
             Question::Change(MemberChange::Transfer(NodeId(7))),
             Question::Node(b"words".to_vec()),
+            Question::Leased(vec![(Leased { tenant, version, bytes: 7 }, duration); 2]),
         ]
     }
 

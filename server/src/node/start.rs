@@ -245,8 +245,9 @@ impl Join {
             let service = answering.clone();
             Box::pin(async move { Some(service.answer_node(&words).await) })
         }));
-        let announcing = service.clone();
+        let (announcing, leasing) = (service.clone(), catalog.clone());
         let tasks = vec![
+            tokio::spawn(async move { leasing.stream_leases().await }),
             tokio::spawn(free_list::run(service.clone(), catalog.clone())),
             tokio::spawn(copies::repair::run(service, catalog.clone(), repair)),
             tokio::spawn(sessions::sweep(catalog.clone())),
