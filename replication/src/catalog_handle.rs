@@ -343,16 +343,27 @@ impl CatalogHandle {
             return Ok((index, answers));
         }
         let again = some_of(keys, &missing);
-        let confirmed = tokio::time::timeout(CONFIRM_WITHIN, self.presence(tenant, &again, Read::Linearizable)).await;
+        let confirmed = Self::soon(self.presence(tenant, &again, Read::Linearizable)).await?;
         let (confirmed_at, confirmed) = match confirmed {
-            Ok(Ok((index, confirmed))) => (index, confirmed.into_iter().map(Some).collect()),
-            Ok(Err(error)) if error.is_final() => return Err(error),
-            Ok(Err(_)) | Err(_) => (index, vec![None; missing.len()]),
+            Some((index, confirmed)) => (index, confirmed.into_iter().map(Some).collect()),
+            None => (index, vec![None; missing.len()]),
         };
         for (position, confirmed) in missing.into_iter().zip(confirmed) {
             answers[position] = confirmed;
         }
         Ok((index.max(confirmed_at), answers))
+    }
+
+    /// What the leader `confirms`; `None` if it doesn't within 50 ms, a few round trips.
+    ///
+    /// # Errors
+    /// Those after which asking again is useless.
+    pub async fn soon<T>(confirms: impl Future<Output = Result<T, CatalogError>>) -> Result<Option<T>, CatalogError> {
+        match tokio::time::timeout(CONFIRM_WITHIN, confirms).await {
+            Ok(Ok(confirmed)) => Ok(Some(confirmed)),
+            Ok(Err(error)) if error.is_final() => Err(error),
+            Ok(Err(_)) | Err(_) => Ok(None),
+        }
     }
 
     async fn presence<K: AsRef<[u8]> + Sync>(

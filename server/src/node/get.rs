@@ -7,15 +7,13 @@ use bytes::{Bytes, BytesMut};
 use tidepool_client::ObjectStream;
 use tidepool_metadata::catalog::{Located, ObjectLocation, Presence};
 use tidepool_metadata::{ObjectKey, TenantId, VersionId, checksum};
-use tidepool_replication::Read;
+use tidepool_replication::{CatalogError, CatalogHandle, Read};
 use tidepool_tiers::StoreError;
 use tidepool_tiers::store::{ByteRange, ObjectReader as StoreReader};
 
 use super::{Freshness, NodeService, ObjectDescription, ObjectName, RangeRequest, error, remote};
 use crate::error::Error;
 
-/// How long a caller who allows it waits for the leader to confirm a miss: some round trips.
-const CONFIRM_WITHIN: Duration = Duration::from_millis(50);
 /// How often a location that went stale between the catalog and the store is looked up again.
 const LOOKUPS: usize = 4;
 
@@ -82,23 +80,19 @@ impl NodeService {
         let mut read = read_of(freshness);
         let mut versions = HashSet::new();
         for _ in 0..LOOKUPS {
-            let location = match self.locate(name, read).await? {
-                Located::Missing if matches!(read, Read::Linearizable) => {
+            let catalog = self.catalog().await?;
+            let mut located = locate(catalog, name, read).await?;
+            if matches!(located, Located::Missing) && freshness.allow_unconfirmed && read != Read::Linearizable {
+                read = Read::Linearizable;
+                let confirmed = CatalogHandle::soon(locate(catalog, name, read)).await?;
+                located = confirmed.ok_or_else(|| error::unconfirmed(name))?;
+            }
+            let location = match located {
+                Located::Missing if read == Read::Linearizable => {
                     self.inner.store.count_miss();
                     return Err(error::not_found(name));
                 }
                 // A miss of a read that may lag is confirmed before it is reported.
-                Located::Missing if freshness.allow_unconfirmed => {
-                    match tokio::time::timeout(CONFIRM_WITHIN, self.locate(name, Read::Linearizable)).await {
-                        Ok(Ok(Located::Missing)) => {
-                            self.inner.store.count_miss();
-                            return Err(error::not_found(name));
-                        }
-                        Ok(Ok(Located::Recovering)) => return Err(error::recovering(name)),
-                        Ok(Ok(Located::Found(location))) => location,
-                        Ok(Err(_)) | Err(_) => return Err(error::unconfirmed(name)),
-                    }
-                }
                 Located::Missing => {
                     read = Read::Linearizable;
                     continue;
@@ -184,11 +178,6 @@ impl NodeService {
         (tries > 0).then(|| Others { service: self.clone(), name: name.clone(), location, offset, tries })
     }
 
-    async fn locate(&self, name: &ObjectName, read: Read) -> Result<Located, Error> {
-        let (_, mut located) = self.catalog().await?.locate(name.tenant, vec![name.key.clone()], None, read).await?;
-        located.pop().ok_or_else(|| error::unexpected("a location"))
-    }
-
     /// Whether objects can be read; grants leases to those that can, if one is asked for.
     ///
     /// # Errors
@@ -231,6 +220,11 @@ impl NodeService {
         let (_, presence) = catalog.exists_or_unconfirmed(tenant, keys, read_of(freshness)).await?;
         Ok(presence)
     }
+}
+
+async fn locate(catalog: &CatalogHandle, name: &ObjectName, read: Read) -> Result<Located, CatalogError> {
+    let (_, mut located) = catalog.locate(name.tenant, vec![name.key.clone()], None, read).await?;
+    located.pop().ok_or(CatalogError::Unexpected { expected: "a location" })
 }
 
 pub(super) fn read_of(freshness: Freshness) -> Read {
