@@ -1,22 +1,26 @@
 //! Batches: many small objects a message, a few messages at a time, one outcome an item in the caller's order.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use tidepool_metadata::proto;
 
 use crate::apart::apart;
-use crate::call::{Client, all_key_bytes, key_bytes, shown};
+use crate::call::{Attempt, Client, all_key_bytes, key_bytes, shown};
 use crate::error::{Error, Refusal};
-use crate::native::Link;
+use crate::native::{Link, may_block};
+use crate::places::Elsewhere;
 use crate::retry::Repeatable;
+use crate::session::{self, Items};
 use crate::types::{BatchGot, BatchObject, GetOptions, Object, PutOptions, PutOutcome, StoredIn};
 
 /// Bytes of values in one message; larger values go alone.
 const MESSAGE_BYTES: usize = 3 << 20;
 /// Keys in one message.
 const MESSAGE_KEYS: usize = 1000;
+const GET: &str = "batch get";
 /// Messages under way at a time: one is filled while the node works on another.
 const IN_FLIGHT: usize = 2;
 
@@ -71,37 +75,38 @@ impl Client {
         let writing = self.writing(items.iter().map(|(key, _)| &key[..]));
         let count = items.len();
         let (keys, values): (Vec<Bytes>, Vec<Bytes>) = items.into_iter().unzip();
-        let named = self.name_put(count).await?;
-        let native = {
-            let (values, options, named) = (values.clone(), options.clone(), named.clone());
-            let message = proto::PutItemsRequest { tenant: self.tenant(), keys: keys.clone(), ..Default::default() };
-            move |link: &Link, deadline| {
-                let options = Some(options.message(named.as_ref()));
-                link.put(OPERATION, proto::PutItemsRequest { options, ..message.clone() }, &values, deadline)
+        let put = |items: Option<Items>, repetition| {
+            let (keys, values) = (&keys, &values);
+            async move {
+                let native = {
+                    let (values, options, items) = (values.clone(), options.clone(), items.clone());
+                    let message =
+                        proto::PutItemsRequest { tenant: self.tenant(), keys: keys.clone(), ..Default::default() };
+                    move |link: &Link, deadline| {
+                        let options = Some(options.message(items.as_ref()));
+                        link.put(OPERATION, proto::PutItemsRequest { options, ..message.clone() }, &values, deadline)
+                    }
+                };
+                let message = || {
+                    let checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
+                    let (keys, values, options) = (keys.clone(), values.clone(), Some(options.message(items.as_ref())));
+                    proto::BatchPutRequest { tenant: self.tenant(), keys, values, options, checksums }
+                };
+                let grpc = |mut attempt: Attempt| {
+                    let request = attempt.request(message());
+                    async move { Ok(attempt.stub.batch_put(request).await?.into_inner()) }
+                };
+                let reply = self.run_linked(repetition, native, grpc).await?;
+                self.look_at_session(items.as_ref(), reply)
             }
         };
-        let message = || {
-            let checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
-            let (keys, values, options) = (keys.clone(), values.clone(), Some(options.message(named.as_ref())));
-            proto::BatchPutRequest { tenant: self.tenant(), keys, values, options, checksums }
-        };
-        let mut reply = self
-            .call_linked(OPERATION, Repeatable::Always, native, |mut attempt| {
-                let request = attempt.request(message());
-                async move { Ok(attempt.stub.batch_put(request).await?.into_inner()) }
-            })
-            .await?;
+        let mut reply = self.named(OPERATION, count, put).await?;
         let did_nothing = reply.outcomes().all(|outcome| outcome == proto::PutOutcome::AlreadyExists);
         self.wrote(writing, reply.log_index, did_nothing);
         if reply.outcomes.len() != count {
             return Err(Error::Protocol { operation: OPERATION, why: "does not have one outcome per item" });
         }
         let mut reasons = std::mem::take(&mut reply.reasons);
-        if let Some(named) = &named {
-            for reason in &reasons {
-                self.heard(named, reason).await;
-            }
-        }
         reasons.resize(count, String::new());
         let outcome = |(outcome, reason)| match outcome {
             proto::PutOutcome::Stored => Ok(PutOutcome::Stored),
@@ -111,6 +116,22 @@ impl Client {
             }
         };
         Ok(reply.outcomes().zip(reasons).map(outcome).collect())
+    }
+
+    /// Leaves a session that is over. If that was the answer to the first attempt, and to all that was not there, it is that
+    /// of the whole message.
+    fn look_at_session(
+        &self,
+        items: Option<&Items>,
+        reply: proto::BatchPutReply,
+    ) -> Result<proto::BatchPutReply, Error> {
+        let Some(items) = items else { return Ok(reply) };
+        let Some(reason) = reply.reasons.iter().find(|reason| session::is_over(reason)) else { return Ok(reply) };
+        self.sessions().leave(items);
+        if items.is_sent_once() && !reply.outcomes().any(|outcome| outcome == proto::PutOutcome::Stored) {
+            return Err(Error::Refused(Box::new(Refusal::of_item(reason.clone()))));
+        }
+        Ok(reply)
     }
 
     /// Reads many objects; one outcome a key, in order. Values of one message share one buffer: copy what is kept.
@@ -123,34 +144,70 @@ impl Client {
         self.side_by_side(groups, |client, group| async move { client.get_group(group).await }).await
     }
 
-    /// Takes what it can from the node's memory on this host, and asks for the rest.
+    /// Takes what it can from the node's memory on this host, reads the rest where it was a moment ago, and asks for what is
+    /// left.
     async fn get_group(&self, keys: Vec<Bytes>) -> Result<Vec<BatchGot>, Error> {
         let (mut got, mut copied) = (Vec::with_capacity(keys.len()), 0);
         for key in &keys {
             let object = self.get_local(key, &GetOptions::default()).await;
             copied += object.as_ref().map_or(0, |object| object.value.len());
-            got.push(object);
+            let local = |object: Object| BatchGot::Found(BatchObject { value: object.value, tier: object.info.tier });
+            got.push(object.map(local));
             // Others on this thread have their turn.
             if copied > MESSAGE_BYTES {
                 copied = 0;
                 tokio::task::yield_now().await;
             }
         }
-        let rest: Vec<Bytes> =
-            keys.iter().zip(&got).filter(|(_, got)| got.is_none()).map(|(key, _)| key.clone()).collect();
-        let mut asked = if rest.is_empty() { Vec::new() } else { self.ask_for_group(rest).await? }.into_iter();
-        let local = |object: Object| BatchGot::Found(BatchObject { value: object.value, tier: object.info.tier });
-        // As many were asked for as were not found, and one outcome came for each.
-        Ok(got.into_iter().filter_map(|got| got.map(local).or_else(|| asked.next())).collect())
+        let may_refer = may_block() && self.settings().native;
+        if may_refer {
+            let places = left(&got).filter_map(|position| Some((position, self.known_place(&keys[position])?)));
+            let places = places.collect();
+            self.get_batch_there(&keys, places, &mut got).await;
+            let places = self.ask_for_left(&keys, &mut got, true).await?;
+            self.get_batch_there(&keys, places, &mut got).await;
+        }
+        self.ask_for_left(&keys, &mut got, false).await?;
+        // Nothing is left: one outcome came for each.
+        Ok(got.into_iter().flatten().collect())
     }
 
-    async fn ask_for_group(&self, keys: Vec<Bytes>) -> Result<Vec<BatchGot>, Error> {
-        const OPERATION: &str = "batch get";
+    /// Asks for what is left; gives where those are that the node refers to.
+    async fn ask_for_left(
+        &self,
+        keys: &[Bytes],
+        got: &mut [Option<BatchGot>],
+        may_refer: bool,
+    ) -> Result<Vec<(usize, Elsewhere)>, Error> {
+        let (mut places, asked) = (Vec::new(), Instant::now());
+        let left: Vec<usize> = left(got).collect();
+        if left.is_empty() {
+            return Ok(places);
+        }
+        let answers = self.ask_for_group(left.iter().map(|&position| keys[position].clone()).collect(), may_refer);
+        for (position, answer) in left.into_iter().zip(answers.await?) {
+            match answer {
+                Ok(item) => got[position] = Some(item),
+                Err(elsewhere) => {
+                    self.places().learn(&keys[position], &elsewhere, asked);
+                    places.push((position, elsewhere));
+                }
+            }
+        }
+        Ok(places)
+    }
+
+    async fn ask_for_group(
+        &self,
+        keys: Vec<Bytes>,
+        may_refer: bool,
+    ) -> Result<Vec<Result<BatchGot, Elsewhere>>, Error> {
         let message = proto::BatchGetRequest {
             tenant: self.tenant(),
             keys: keys.clone(),
-            fresh: false,
             seen_index: self.seen_index(),
+            may_refer,
+            ..Default::default()
         };
         let message = Arc::new(message);
         let native = {
@@ -158,45 +215,75 @@ impl Client {
             move |link: &Link, deadline| link.get_batch(&message, deadline)
         };
         let replies: Vec<proto::BatchGetReply> = self
-            .call_linked(OPERATION, Repeatable::Always, native, |mut attempt| {
+            .call_linked(GET, Repeatable::Always, native, |mut attempt| {
                 let request = attempt.request((*message).clone());
                 async move { Ok(attempt.stub.batch_get(request).await?.into_inner().try_collect().await?) }
             })
             .await?;
-        let mut got = Vec::with_capacity(keys.len());
-        for reply in replies {
-            if reply.first as usize != got.len() {
-                return Err(Error::Protocol { operation: OPERATION, why: "leaves items out" });
-            }
-            take_items(&keys, reply, &mut got)?;
-        }
-        if got.len() != keys.len() {
-            return Err(Error::Protocol { operation: OPERATION, why: "does not have one outcome per key" });
+        let mut got = answers(&keys, replies)?;
+        if !may_refer && got.iter().any(Result::is_err) {
+            return Err(Error::Protocol { operation: GET, why: "refers to another node where that was not asked for" });
         }
         for (item, key) in got.iter_mut().zip(&keys) {
             // What did not fit the message is read alone.
-            if matches!(item, BatchGot::Failed(error) if error.reason() == "TOO_LARGE") {
-                *item = match self.get(key).await {
+            if matches!(item, Ok(BatchGot::Failed(error)) if error.reason() == "TOO_LARGE") {
+                *item = Ok(match self.get(key).await {
                     Ok(Some(object)) => BatchGot::Found(BatchObject { value: object.value, tier: object.info.tier }),
                     Ok(None) => BatchGot::Missing,
                     Err(error) => BatchGot::Failed(error),
-                };
+                });
             }
         }
         Ok(got)
     }
 }
 
+/// What has no outcome yet.
+fn left(got: &[Option<BatchGot>]) -> impl Iterator<Item = usize> {
+    got.iter().enumerate().filter(|(_, got)| got.is_none()).map(|(position, _)| position)
+}
+
+/// One outcome a key, or where it is, of replies that follow each other.
+pub(crate) fn answers(
+    keys: &[Bytes],
+    replies: Vec<proto::BatchGetReply>,
+) -> Result<Vec<Result<BatchGot, Elsewhere>>, Error> {
+    let mut got = Vec::with_capacity(keys.len());
+    for reply in replies {
+        if reply.first as usize != got.len() {
+            return Err(Error::Protocol { operation: GET, why: "leaves items out" });
+        }
+        take_items(keys, reply, &mut got)?;
+    }
+    if got.len() == keys.len() {
+        Ok(got)
+    } else {
+        Err(Error::Protocol { operation: GET, why: "does not have one outcome per key" })
+    }
+}
+
 /// Cuts the values of one reply out and verifies each.
-fn take_items(keys: &[Bytes], mut reply: proto::BatchGetReply, got: &mut Vec<BatchGot>) -> Result<(), Error> {
-    let bad = |why| Error::Protocol { operation: "batch get", why };
+fn take_items(
+    keys: &[Bytes],
+    mut reply: proto::BatchGetReply,
+    got: &mut Vec<Result<BatchGot, Elsewhere>>,
+) -> Result<(), Error> {
+    let bad = |why| Error::Protocol { operation: GET, why };
     let count = reply.outcomes.len();
     let whole = [reply.lengths.len(), reply.checksums.len(), reply.tiers.len()].into_iter().all(|len| len == count);
     if !whole || count > keys.len() - got.len() {
         return Err(bad("has lists of different lengths"));
     }
+    let places: Vec<Arc<[String]>> = reply.places.into_iter().map(|place| place.addresses.into()).collect();
+    let mut elsewhere = reply.elsewhere.into_iter().zip(reply.versions);
     let mut values = std::mem::take(&mut reply.values);
     for index in 0..count {
+        if reply.outcomes[index] == proto::GetOutcome::Elsewhere as i32 {
+            let (place, version) = elsewhere.next().ok_or(bad("does not say where an item is"))?;
+            let addresses = places.get(place as usize).cloned().ok_or(bad("does not say where an item is"))?;
+            got.push(Err(Elsewhere { addresses, version }));
+            continue;
+        }
         let item = match proto::GetOutcome::try_from(reply.outcomes[index]) {
             Ok(proto::GetOutcome::Found) => {
                 let length = usize::try_from(reply.lengths[index]).unwrap_or(usize::MAX);
@@ -220,9 +307,9 @@ fn take_items(keys: &[Bytes], mut reply: proto::BatchGetReply, got: &mut Vec<Bat
             Ok(proto::GetOutcome::Missing) => BatchGot::Missing,
             Ok(proto::GetOutcome::Unavailable) => BatchGot::Unavailable,
             Ok(proto::GetOutcome::TooLarge) => refused("TOO_LARGE"),
-            Ok(proto::GetOutcome::Failed | proto::GetOutcome::Unspecified) | Err(_) => refused("INTERNAL"),
+            Ok(_) | Err(_) => refused("INTERNAL"),
         };
-        got.push(item);
+        got.push(Ok(item));
     }
     if values.is_empty() { Ok(()) } else { Err(bad("has more bytes than it announces")) }
 }
@@ -264,7 +351,8 @@ mod tests {
     fn reply(values: &str, lengths: Vec<u64>, checksums: Vec<u32>) -> proto::BatchGetReply {
         let outcomes = vec![proto::GetOutcome::Found as i32; lengths.len()];
         let tiers = vec![1; lengths.len()].into();
-        proto::BatchGetReply { first: 0, outcomes, lengths, checksums, values: values.to_owned().into(), tiers }
+        let values = values.to_owned().into();
+        proto::BatchGetReply { outcomes, lengths, checksums, values, tiers, ..Default::default() }
     }
 
     #[test]
@@ -273,8 +361,40 @@ mod tests {
         let mut got = Vec::new();
         let good = crc32fast::hash(b"yes");
         take_items(&keys, reply("yesno", vec![3, 2], vec![good, 7]), &mut got).expect("well-formed");
-        assert!(matches!(&got[0], BatchGot::Found(object) if object.value == "yes" && object.tier == StoredIn::Dram));
-        assert!(matches!(&got[1], BatchGot::Failed(Error::ChecksumMismatch { .. })));
+        let found = |object: &BatchObject| object.value == "yes" && object.tier == StoredIn::Dram;
+        assert!(matches!(&got[0], Ok(BatchGot::Found(object)) if found(object)));
+        assert!(matches!(&got[1], Ok(BatchGot::Failed(Error::ChecksumMismatch { .. }))));
+    }
+
+    #[test]
+    fn items_that_are_elsewhere_share_their_places() {
+        let keys = ["a", "b", "c"].map(Bytes::from);
+        let outcomes = vec![proto::GetOutcome::Elsewhere as i32; 3];
+        let place = |address: &str| proto::Place { addresses: vec![address.to_owned()] };
+        let reply = proto::BatchGetReply {
+            outcomes,
+            lengths: vec![0; 3],
+            checksums: vec![0; 3],
+            tiers: vec![0; 3].into(),
+            places: vec![place("x"), place("y")],
+            elsewhere: vec![1, 0, 1],
+            versions: ["1", "2", "3"].map(str::to_owned).to_vec(),
+            ..Default::default()
+        };
+        let got = answers(&keys, vec![reply.clone()]).expect("well-formed");
+        let places: Vec<(&str, &str)> = got
+            .iter()
+            .filter_map(|item| item.as_ref().err())
+            .map(|elsewhere| (&*elsewhere.addresses[0], &*elsewhere.version))
+            .collect();
+        assert_eq!(places, [("y", "1"), ("x", "2"), ("y", "3")]);
+        let wrong = [
+            proto::BatchGetReply { elsewhere: vec![0, 1], ..reply.clone() },
+            proto::BatchGetReply { elsewhere: vec![0, 1, 2], ..reply },
+        ];
+        for reply in wrong {
+            assert!(matches!(answers(&keys, vec![reply]), Err(Error::Protocol { .. })));
+        }
     }
 
     #[test]

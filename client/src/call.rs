@@ -20,10 +20,11 @@ use crate::channels::Channels;
 use crate::error::Error;
 use crate::local::LocalReads;
 use crate::native::{Link, Native, Others, blocking};
+use crate::places::Places;
 use crate::raw::store_client::StoreClient;
 use crate::recent::{RecentWrites, Writing};
 use crate::retry::{Backoff, Repeatable};
-use crate::session::Session;
+use crate::session::Sessions;
 
 /// A client of one cluster. Cheap to clone; clones share their connections.
 #[derive(Clone)]
@@ -53,13 +54,13 @@ struct Inner {
     engine: Mutex<Option<Engine>>,
     native_calls: AtomicU64,
     others: Others,
+    places: Places,
     tenant: String,
     settings: ClientSettings,
     /// The highest log index in any answer; reads ask for at least this much.
     seen_index: AtomicU64,
     seeds: RandomState,
-    /// Opened with the first mutation; most often one.
-    sessions: tokio::sync::Mutex<Vec<Arc<Session>>>,
+    sessions: Sessions,
     /// Of a node on this host, once it is known to be there.
     local: OnceLock<Arc<LocalReads>>,
     writes: RecentWrites,
@@ -124,11 +125,12 @@ impl Client {
             engine: Mutex::default(),
             native_calls: AtomicU64::new(0),
             others: Others::default(),
+            places: Places::default(),
             tenant,
             settings,
             seen_index: AtomicU64::new(0),
             seeds: RandomState::new(),
-            sessions: tokio::sync::Mutex::default(),
+            sessions: Sessions::default(),
             local: local.map(Arc::new).map_or_else(OnceLock::new, OnceLock::from),
             writes: RecentWrites::default(),
         };
@@ -157,7 +159,7 @@ impl Client {
         self.inner.seen_index.fetch_max(log_index, Ordering::Relaxed);
     }
 
-    pub(crate) fn sessions(&self) -> &tokio::sync::Mutex<Vec<Arc<Session>>> {
+    pub(crate) fn sessions(&self) -> &Sessions {
         &self.inner.sessions
     }
 
@@ -184,14 +186,20 @@ impl Client {
         self.inner.secret
     }
 
-    /// Notes for local reads that `keys` are being written, until what this gives hears of the answer or is dropped.
+    /// Whether there are reads by what was known a moment ago.
+    fn reads_what_was(&self) -> bool {
+        self.inner.settings.local_reads || self.inner.settings.native
+    }
+
+    /// Notes that `keys` are being written, until what this gives hears of the answer or is dropped: reads by an index or by
+    /// known places are no older.
     pub(crate) fn writing<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>) -> Option<Writing<'_>> {
-        self.inner.settings.local_reads.then(|| self.inner.writes.begin(keys))
+        self.reads_what_was().then(|| self.inner.writes.begin(keys))
     }
 
     /// As [`Client::writing`], of keys that this client does not know.
     pub(crate) fn writing_unknown_keys(&self) -> Option<Writing<'_>> {
-        self.inner.settings.local_reads.then(|| self.inner.writes.begin_all())
+        self.reads_what_was().then(|| self.inner.writes.begin_all())
     }
 
     /// Takes note of a write's answer.
@@ -211,13 +219,21 @@ impl Client {
         &self,
         operation: &'static str,
         repeatable: Repeatable,
-        mut attempt: F,
+        attempt: F,
     ) -> Result<T, Error>
     where
         F: FnMut(Attempt) -> Answer,
         Answer: Future<Output = Result<T, Error>>,
     {
-        let mut repetition = self.begin(operation, repeatable);
+        self.run(self.begin(operation, repeatable), attempt).await
+    }
+
+    /// As [`Client::call`], in a time that has begun.
+    pub(crate) async fn run<T, F, Answer>(&self, mut repetition: Repetition, mut attempt: F) -> Result<T, Error>
+    where
+        F: FnMut(Attempt) -> Answer,
+        Answer: Future<Output = Result<T, Error>>,
+    {
         loop {
             let next = self.attempt(repetition.deadline);
             let place = next.place;
@@ -247,6 +263,22 @@ impl Client {
         operation: &'static str,
         repeatable: Repeatable,
         native: N,
+        grpc: F,
+    ) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        N: Fn(&Link, std::time::Instant) -> Result<T, Error> + Clone + Send + 'static,
+        F: FnMut(Attempt) -> Answer,
+        Answer: Future<Output = Result<T, Error>>,
+    {
+        self.run_linked(self.begin(operation, repeatable), native, grpc).await
+    }
+
+    /// As [`Client::call_linked`], in a time that has begun.
+    pub(crate) async fn run_linked<T, N, F, Answer>(
+        &self,
+        mut repetition: Repetition,
+        native: N,
         mut grpc: F,
     ) -> Result<T, Error>
     where
@@ -255,7 +287,6 @@ impl Client {
         F: FnMut(Attempt) -> Answer,
         Answer: Future<Output = Result<T, Error>>,
     {
-        let mut repetition = self.begin(operation, repeatable);
         loop {
             let attempt = self.attempt(repetition.deadline);
             let place = attempt.place;
@@ -288,6 +319,11 @@ impl Client {
     /// The nodes that this client was referred to.
     pub(crate) fn others(&self) -> &Others {
         &self.inner.others
+    }
+
+    /// Where objects were that other nodes hold.
+    pub(crate) fn places(&self) -> &Places {
+        &self.inner.places
     }
 
     /// The engine of the node whose turn it is.
@@ -361,6 +397,7 @@ impl Client {
 }
 
 /// What is left of one call: its time and its repetitions.
+#[derive(Clone)]
 pub(crate) struct Repetition {
     operation: &'static str,
     repeatable: Repeatable,

@@ -45,13 +45,19 @@ impl Client {
             return Ok(Some(object));
         }
         let mut message = self.get_message(key, options);
+        let mut value = Vec::new();
+        if let Some(info) = self.get_known(&message, &mut value).await {
+            return Ok(Some(Object { info, value: value.into() }));
+        }
         loop {
+            let asked = std::time::Instant::now();
             let (mut value, got) = self.get_value(&message).await?;
             let info = match got {
                 Got::Whole(info) => info,
                 Got::Elsewhere(_) if !message.may_refer => return Err(referred_again()),
                 Got::Elsewhere(elsewhere) => {
                     let deadline = std::time::Instant::now() + self.settings().deadline;
+                    self.places().learn(&message.key, &elsewhere, asked);
                     let there = self.get_there(&elsewhere, &message, &mut value, deadline).await;
                     if there.is_none() {
                         message.may_refer = false;
@@ -140,15 +146,20 @@ impl Client {
             return Ok(Some(info));
         }
         let mut message = self.get_message(key, options);
+        let mut target = Filling { buffer: &mut *buffer, filled: 0 };
+        if let Some(info) = self.get_known(&message, &mut target).await {
+            return Ok(Some(info));
+        }
         let mut repetition = self.begin("get", Repeatable::Always);
         loop {
-            let attempt = self.attempt(repetition.deadline);
+            let (attempt, asked) = (self.attempt(repetition.deadline), std::time::Instant::now());
             if let Some(link) = self.link_of(&attempt).await {
                 let deadline = repetition.deadline.into_std();
                 let answer = get_into(&link, &message, buffer, deadline).await;
                 match self.note_answer(&attempt, &link, answer) {
                     Ok(Got::Whole(info)) => return Ok(info),
                     Ok(Got::Elsewhere(elsewhere)) if message.may_refer => {
+                        self.places().learn(&message.key, &elsewhere, asked);
                         let mut target = Filling { buffer: &mut *buffer, filled: 0 };
                         if let Some(info) = self.get_there(&elsewhere, &message, &mut target, deadline).await {
                             return Ok(Some(info));

@@ -9,7 +9,7 @@ use crate::call::{Attempt, Client, all_key_bytes, key_bytes};
 use crate::error::Error;
 use crate::native::Link;
 use crate::retry::Repeatable;
-use crate::session::MAX_ITEMS;
+use crate::session::{Items, MAX_ITEMS};
 use crate::types::{
     Existence, Listed, Listing, Matching, ObjectStat, RemoveOutcome, RemoveProgress, ServerInfo, data_type,
 };
@@ -101,16 +101,16 @@ impl Client {
         let mut outcomes = Vec::with_capacity(keys.len());
         for keys in all_key_bytes(keys)?.chunks(MAX_ITEMS) {
             let writing = self.writing(keys.iter().map(|key| &key[..]));
-            let items = self.name_items(keys.len()).await?;
-            let message =
-                || proto::RemoveRequest { tenant: self.tenant(), keys: keys.to_vec(), force, ids: Some(items.ids()) };
-            let reply = self
-                .call("remove", Repeatable::Always, |mut attempt| {
+            let remove = |items: Option<Items>, repetition| async move {
+                let ids = || items.as_ref().map(Items::ids);
+                let message = || proto::RemoveRequest { tenant: self.tenant(), keys: keys.to_vec(), force, ids: ids() };
+                self.run(repetition, |mut attempt| {
                     let request = attempt.request(message());
                     async move { Ok(attempt.stub.remove(request).await?.into_inner()) }
                 })
-                .await;
-            let reply = self.settled(&items, reply).await?;
+                .await
+            };
+            let reply = self.named("remove", keys.len(), remove).await?;
             self.wrote(writing, reply.log_index, false);
             outcomes.extend(one_a_key("remove", keys.len(), reply.outcomes().map(outcome).collect())?);
         }
@@ -196,10 +196,15 @@ impl Client {
     {
         let mut found = Vec::with_capacity(keys.len());
         for keys in all_key_bytes(keys)?.chunks(MAX_ITEMS) {
-            let items = self.name_items(keys.len()).await?;
-            let message = || proto::PinRequest { tenant: self.tenant(), keys: keys.to_vec(), ids: Some(items.ids()) };
-            let reply = self.call(operation, Repeatable::Always, |attempt| call(attempt, message())).await;
-            let reply = self.settled(&items, reply).await?;
+            let change = |items: Option<Items>, repetition| {
+                let call = &call;
+                async move {
+                    let ids = || items.as_ref().map(Items::ids);
+                    let message = || proto::PinRequest { tenant: self.tenant(), keys: keys.to_vec(), ids: ids() };
+                    self.run(repetition, |attempt| call(attempt, message())).await
+                }
+            };
+            let reply = self.named(operation, keys.len(), change).await?;
             self.saw(reply.log_index);
             found.extend(one_a_key(operation, keys.len(), reply.found)?);
         }

@@ -31,6 +31,7 @@ mod get;
 mod keys;
 mod local;
 mod native;
+mod places;
 mod put;
 mod recent;
 mod retry;

@@ -13,11 +13,10 @@ use tokio::sync::oneshot;
 use tonic::Request;
 use tonic::body::Body;
 
-use crate::call::{Attempt, Client, key_bytes};
+use crate::call::{Attempt, Client, Repetition, key_bytes};
 use crate::error::Error;
 use crate::native::{Link, MOST_PUT_BYTES};
 use crate::recent::Writing;
-use crate::retry::Repeatable;
 use crate::session::Items;
 use crate::types::{PutDone, PutOptions, PutOutcome};
 use crate::wire::{self, MessageBody};
@@ -36,22 +35,23 @@ impl Client {
     pub async fn put(&self, key: impl AsRef<[u8]>, value: Bytes, options: &PutOptions) -> Result<PutDone, Error> {
         let key = key_bytes(key)?;
         let writing = self.writing([&key[..]]);
-        let items = self.name_put(1).await?;
-        let reply = if value.len() <= MOST_PUT_BYTES {
-            self.put_by_message(key, value, options, items.as_ref()).await
-        } else {
-            let announce = || self.announce(key.clone(), value.len() as u64, options, items.as_ref());
-            self.call("put", Repeatable::Always, |attempt| self.send_whole(attempt, announce(), value.clone())).await
+        let put = |items: Option<Items>, repetition| {
+            let (key, value) = (key.clone(), value.clone());
+            async move {
+                if value.len() <= MOST_PUT_BYTES {
+                    return self.put_by_message(repetition, key, value, options, items.as_ref()).await;
+                }
+                let announce = || self.announce(key.clone(), value.len() as u64, options, items.as_ref());
+                self.run(repetition, |attempt| self.send_whole(attempt, announce(), value.clone())).await
+            }
         };
-        let reply = match &items {
-            Some(items) => self.settled(items, reply).await?,
-            None => reply?,
-        };
+        let reply = self.named("put", 1, put).await?;
         self.put_done(&reply, writing)
     }
 
     async fn put_by_message(
         &self,
+        repetition: Repetition,
         key: Bytes,
         value: Bytes,
         options: &PutOptions,
@@ -83,7 +83,7 @@ impl Client {
                 Ok(attempt.stub.put(request).await?.into_inner())
             }
         };
-        self.call_linked("put", Repeatable::Always, native, grpc).await
+        self.run_linked(repetition, native, grpc).await
     }
 
     async fn send_whole(

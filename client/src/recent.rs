@@ -1,4 +1,4 @@
-//! Keys that this client has written a moment ago: an index may still name what was there before.
+//! Keys that this client has written a moment ago: an index, or a known place, may still name what was there before.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};

@@ -14,14 +14,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Whether doing a call twice differs from doing it once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeatable {
-    /// Twice is as once: reads, leases, and puts that don't replace.
+    /// Twice is as once: reads, leases, and what changes something under names that all attempts share.
     Always,
-    /// Only if it is certain that nothing was done: removals, pins, upserts.
+    /// Only if it is certain that nothing was done: removals by pattern.
     IfNotDone,
 }
 
 /// Decides on the repetitions of one call.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Backoff {
     left: u32,
     pause: Duration,

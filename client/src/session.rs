@@ -3,27 +3,39 @@
 //! Opened with the first mutation. An item's sequence is used once, whatever comes of the call; what has an answer, or
 //! whose caller has given up, is acknowledged with a later call, so that the server may forget it. That is said of all up to
 //! an item, so that one slow call keeps the answers to all that came after it: at [`MOST_UNACKNOWLEDGED`] a session rests, and
-//! another one goes on. A session that was idle for half of its lifetime is left for a new one. When the server says all the same that it is over, the next call
-//! opens another; the one that was told is not repeated, because nobody knows any more whether it was done.
+//! another one goes on. A session that was idle for half of its lifetime is left for a new one. When the server says all the same
+//! that it is over, another is opened. The call that was told so is named anew if that was its first attempt: nothing was
+//! done then. After a repetition it is not, because nobody knows any more whether the first attempt was done.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidepool_metadata::proto;
 
-use crate::call::Client;
+use crate::call::{Client, Repetition};
 use crate::error::Error;
 use crate::retry::Repeatable;
 
 /// Most items of one call; larger ones are cut.
 pub(crate) const MAX_ITEMS: usize = 1024;
-/// So many answers are kept by the server before they are acknowledged.
-const ACKNOWLEDGE_EVERY: u64 = 512;
+/// So many answers are kept by the server before they are acknowledged; an idle client leaves as many there, and the room for
+/// those of all clients is for 8,000 such.
+const ACKNOWLEDGE_EVERY: u64 = 128;
 /// Items of a session whose answers are not acknowledged: half of what the server keeps.
 const MOST_UNACKNOWLEDGED: u64 = 2048;
+/// Why the server does nothing for a session that is over.
+const SESSION_EXPIRED: &str = "SESSION_EXPIRED";
+
+/// The sessions of a client: most often one.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    open: Mutex<Vec<Arc<Session>>>,
+    /// Held while one is opened.
+    opening: tokio::sync::Mutex<()>,
+}
 
 /// One open session.
 #[derive(Debug)]
@@ -52,13 +64,18 @@ pub(crate) struct Items(Arc<Named>);
 struct Named {
     session: Arc<Session>,
     ids: proto::RequestIds,
-    is_sent: AtomicBool,
+    attempts: AtomicU32,
 }
 
 impl Items {
     /// For an attempt at the call.
     pub(crate) fn ids(&self) -> proto::RequestIds {
-        proto::RequestIds { again: self.0.is_sent.swap(true, Ordering::Relaxed), ..self.0.ids }
+        proto::RequestIds { again: self.0.attempts.fetch_add(1, Ordering::Relaxed) > 0, ..self.0.ids }
+    }
+
+    /// A refusal was that of the only attempt.
+    pub(crate) fn is_sent_once(&self) -> bool {
+        self.0.attempts.load(Ordering::Relaxed) == 1
     }
 }
 
@@ -93,7 +110,7 @@ impl Session {
         state.under_way.insert(first);
         drop(state);
         let ids = proto::RequestIds { session: self.id, first, acknowledged, again: false };
-        Some(Items(Arc::new(Named { session: Arc::clone(self), ids, is_sent: AtomicBool::new(false) })))
+        Some(Items(Arc::new(Named { session: Arc::clone(self), ids, attempts: AtomicU32::new(0) })))
     }
 }
 
@@ -103,17 +120,74 @@ impl Drop for Named {
     }
 }
 
+impl Sessions {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names by a session that is open and has room.
+    fn name(&self, count: usize) -> Option<Items> {
+        let mut open = self.lock();
+        open.retain(|session| session.is_fresh());
+        open.iter().find_map(|session| session.name(count))
+    }
+
+    /// The server said that the session of `items` is over.
+    pub(crate) fn leave(&self, items: &Items) {
+        self.lock().retain(|session| !Arc::ptr_eq(session, &items.0.session));
+    }
+}
+
+/// The server said that a session is over, and did nothing.
+pub(crate) fn is_over(reason: &str) -> bool {
+    reason == SESSION_EXPIRED
+}
+
 impl Client {
-    /// Names for the `count` items of a call.
-    pub(crate) async fn name_items(&self, count: usize) -> Result<Items, Error> {
-        let mut sessions = self.sessions().lock().await;
-        sessions.retain(|session| session.is_fresh());
+    /// Does a call that changes `count` items, under names that all its attempts share; none if there is one attempt only.
+    pub(crate) async fn named<T, Answer>(
+        &self,
+        operation: &'static str,
+        count: usize,
+        call: impl Fn(Option<Items>, Repetition) -> Answer,
+    ) -> Result<T, Error>
+    where
+        Answer: Future<Output = Result<T, Error>>,
+    {
+        let begun = self.begin(operation, Repeatable::Always);
+        if self.settings().retries == 0 {
+            return call(None, begun).await;
+        }
+        let mut is_named_anew = false;
         loop {
-            if let Some(items) = sessions.iter().find_map(|session| session.name(count)) {
+            // Seldom more than a look, and too large then to be a part of every put.
+            let items = begun.within_deadline(Box::pin(self.name_items(count))).await?;
+            let answer = call(Some(items.clone()), begun.clone()).await;
+            let Err(error) = &answer else { return answer };
+            if !is_over(error.reason()) {
+                return answer;
+            }
+            self.sessions().leave(&items);
+            if is_named_anew || !items.is_sent_once() {
+                return answer;
+            }
+            is_named_anew = true;
+        }
+    }
+
+    async fn name_items(&self, count: usize) -> Result<Items, Error> {
+        let sessions = self.sessions();
+        loop {
+            if let Some(items) = sessions.name(count) {
                 return Ok(items);
             }
-            // Seldom, and too large to be a part of every put.
-            sessions.push(Box::pin(self.open_session()).await?);
+            let _one_at_a_time = sessions.opening.lock().await;
+            // Another call may have opened one meanwhile.
+            if let Some(items) = sessions.name(count) {
+                return Ok(items);
+            }
+            let opened = self.open_session().await?;
+            sessions.lock().push(opened);
         }
     }
 
@@ -127,26 +201,6 @@ impl Client {
         });
         let lifetime = Duration::from_millis(opened.await?.lifetime_ms.into());
         Ok(Arc::new(Session::new(id, lifetime)))
-    }
-
-    /// Names for the `count` objects of a put, if it may be sent more than once.
-    pub(crate) async fn name_put(&self, count: usize) -> Result<Option<Items>, Error> {
-        if self.settings().retries == 0 { Ok(None) } else { self.name_items(count).await.map(Some) }
-    }
-
-    /// Looks at the answer to a call of `items`: a session that is over is not used again.
-    pub(crate) async fn settled<T>(&self, items: &Items, answer: Result<T, Error>) -> Result<T, Error> {
-        if let Err(error) = &answer {
-            self.heard(items, error.reason()).await;
-        }
-        answer
-    }
-
-    /// Why an item was not done.
-    pub(crate) async fn heard(&self, items: &Items, reason: &str) {
-        if reason == "SESSION_EXPIRED" {
-            self.sessions().lock().await.retain(|session| !Arc::ptr_eq(session, &items.0.session));
-        }
     }
 }
 

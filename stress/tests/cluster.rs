@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tidepool_client::{Client, ClientSettings, ErrorKind, Existence, GetOptions, PutOptions};
+use tidepool_client::{BatchGot, Client, ClientSettings, ErrorKind, Existence, GetOptions, PutOptions};
 use tidepool_stress::cluster::{Cluster, program};
 use tidepool_stress::node_process::NodeProcess;
 
@@ -404,7 +404,30 @@ async fn objects_of_other_nodes_are_read_from_them() {
         assert_eq!(here.native_calls() - calls, 2, "one that refers, one that gives");
         let range = here.get_range(&key, 1, expected.len() as u64 - 1).await.unwrap().unwrap();
         assert_eq!(range.value, expected.slice(1..));
+        assert_eq!(here.native_calls() - calls, 3, "its place is known");
     }
+    // A batch: some whose places are known, some whose are not, one that is nowhere, one of the node that is asked.
+    here.put("k/1000", value(1000), &PutOptions::default()).await.unwrap();
+    for number in 20..30 {
+        there.put(format!("k/{number}"), value(number), &upsert).await.unwrap();
+    }
+    let mut keys: Vec<String> = (0..30).map(|number| format!("k/{number}")).collect();
+    keys.insert(7, "nowhere".into());
+    keys.push("k/1000".into());
+    let calls = here.native_calls();
+    for (got, key) in here.get_batch(&keys).await.unwrap().into_iter().zip(&keys) {
+        match got {
+            BatchGot::Found(object) => assert_eq!(object.value, value(key[2..].parse().unwrap())),
+            got => assert!(matches!(got, BatchGot::Missing) && key == "nowhere", "{key}: {got:?}"),
+        }
+    }
+    assert_eq!(here.native_calls() - calls, 3, "one by known places, one that refers, one by the places that it gave");
+    // What this client has written itself it does not read by an older place.
+    here.put("k/1", value(1001), &upsert).await.unwrap();
+    assert_eq!(here.get("k/1").await.unwrap().unwrap().value, value(1001));
+    let got = here.get_batch(&["k/1", "k/2"]).await.unwrap();
+    assert!(matches!(&got[0], BatchGot::Found(object) if object.value == value(1001)));
+    there.put("k/1", value(1), &upsert).await.unwrap();
     // The newest is read, not what was there when this client was referred.
     there.put("k/0", value(77), &upsert).await.unwrap();
     assert_eq!(

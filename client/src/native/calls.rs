@@ -11,9 +11,9 @@ use tidepool_transfer::{Answer, Failure, TransferError};
 use tonic::{Code, Status};
 
 use super::Link;
-use super::others::Elsewhere;
 use crate::call::shown;
 use crate::error::{Error, Refusal};
+use crate::places::Elsewhere;
 use crate::types::ObjectInfo;
 
 /// Received and summed up at a time, so that the sum reads from the cache.
@@ -192,7 +192,7 @@ impl Link {
             asked => asked?,
         };
         if !description.elsewhere.is_empty() {
-            let addresses = std::mem::take(&mut description.elsewhere);
+            let addresses = std::mem::take(&mut description.elsewhere).into();
             return Ok(Got::Elsewhere(Elsewhere { addresses, version: description.version }));
         }
         let all = message.length.unwrap_or_else(|| description.length.saturating_sub(message.offset));
@@ -228,7 +228,12 @@ impl Link {
         const OPERATION: &str = "batch get";
         let (mut replies, mut first) = (Vec::new(), 0);
         while first < message.keys.len() {
-            let rest = proto::BatchGetRequest { keys: message.keys[first..].to_vec(), ..message.clone() };
+            let rest = proto::BatchGetRequest {
+                tenant: message.tenant.clone(),
+                keys: message.keys[first..].to_vec(),
+                versions: message.versions.get(first..).unwrap_or_default().to_vec(),
+                ..*message
+            };
             let began = Instant::now();
             let (mut reply, mut answer): (proto::BatchGetReply, _) =
                 self.ask(OPERATION, EngineMethod::BatchGet, &rest, &[], deadline)?;

@@ -1,18 +1,22 @@
 //! Nodes that this client was referred to: they hold what the node that was asked does not.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use bytes::Bytes;
 use tidepool_metadata::proto;
 use tonic::transport::Channel;
 
-use super::{Link, Native, Target, may_block};
+use super::{Link, Native, Target, blocking, may_block};
+use crate::apart::apart;
+use crate::batch;
 use crate::builder::SILENCE_OF_MANY;
 use crate::call::Client;
 use crate::error::Error;
 use crate::native::calls::Got;
-use crate::types::ObjectInfo;
+use crate::places::Elsewhere;
+use crate::types::{BatchGot, ObjectInfo};
 
 /// As many nodes as are remembered; of more, those that were learned before are learned again.
 const MOST: usize = 256;
@@ -24,13 +28,6 @@ pub(crate) struct Others(Mutex<HashMap<String, Arc<Other>>>);
 struct Other {
     channel: Channel,
     native: Native,
-}
-
-/// Where an object is.
-pub(crate) struct Elsewhere {
-    /// Of nodes that hold it.
-    pub(crate) addresses: Vec<String>,
-    pub(crate) version: String,
 }
 
 impl Others {
@@ -51,6 +48,29 @@ impl Others {
 }
 
 impl Client {
+    async fn link_to(&self, address: &str) -> Option<(Arc<Other>, Arc<Link>)> {
+        let other = self.others().get(address, self).ok()?;
+        let link = self.link(&other.native, &other.channel).await?;
+        self.count_native_call();
+        Some((other, link))
+    }
+
+    /// Where it is read at once, without asking for it.
+    pub(crate) fn known_place(&self, key: &[u8]) -> Option<Elsewhere> {
+        let elsewhere = self.places().find(key, Instant::now())?;
+        // No older than what this client has written itself.
+        (self.writes().least_index(key) == 0).then_some(elsewhere)
+    }
+
+    /// Reads the object where it was a moment ago; `None` if it has to be asked for.
+    pub(crate) async fn get_known(&self, message: &proto::GetRequest, target: &mut impl Target) -> Option<ObjectInfo> {
+        if !message.may_refer || message.fresh || !message.version.is_empty() {
+            return None;
+        }
+        let elsewhere = self.known_place(&message.key)?;
+        self.get_there(&elsewhere, message, target, Instant::now() + self.settings().deadline).await
+    }
+
     /// Reads exactly the version that is elsewhere into `target`. `None`: it could not be had there, so that the node that
     /// referred to it has to give it.
     pub(crate) async fn get_there(
@@ -63,20 +83,69 @@ impl Client {
         let message = proto::GetRequest { version: elsewhere.version.clone(), may_refer: false, ..message.clone() };
         // What is received goes to the caller's buffer, which no other thread can borrow.
         for address in elsewhere.addresses.iter().filter(|_| may_block()) {
-            let other = self.others().get(address, self).ok()?;
-            let Some(link) = self.link(&other.native, &other.channel).await else { continue };
-            self.count_native_call();
+            let Some((other, link)) = self.link_to(address).await else { continue };
             match tokio::task::block_in_place(|| link.get(&message, target, deadline)) {
                 Ok(Got::Whole(Some(info))) => return Some(info),
                 Ok(_) => {}
-                Err(error) => {
-                    tracing::debug!(%error, address, "where the object is it can't be read");
-                    if Link::is_lost(&error) {
-                        other.native.close(&link);
-                    }
+                Err(error) => other.failed(&link, address, &error),
+            }
+        }
+        self.places().forget(&message.key);
+        None
+    }
+
+    /// Reads objects of a batch where they are, each node's in a call of its own; what could not be had there is left out.
+    pub(crate) async fn get_batch_there(
+        &self,
+        keys: &[Bytes],
+        places: Vec<(usize, Elsewhere)>,
+        got: &mut [Option<BatchGot>],
+    ) {
+        let mut by_node: BTreeMap<String, (Vec<usize>, Vec<String>)> = BTreeMap::new();
+        for (position, elsewhere) in places {
+            let Some(address) = elsewhere.addresses.first() else { continue };
+            let (positions, versions) = by_node.entry(address.clone()).or_default();
+            positions.push(position);
+            versions.push(elsewhere.version);
+        }
+        let calls = by_node.into_iter().map(|(address, (positions, versions))| {
+            let keys: Vec<Bytes> = positions.iter().map(|&position| keys[position].clone()).collect();
+            let client = self.clone();
+            async move { (positions, apart(async move { client.get_versions(&address, keys, versions).await }).await) }
+        });
+        for (positions, items) in futures::future::join_all(calls).await {
+            let mut items = items.into_iter();
+            for position in positions {
+                match items.next() {
+                    Some(item @ BatchGot::Found(_)) => got[position] = Some(item),
+                    _ => self.places().forget(&keys[position]),
                 }
             }
         }
-        None
+    }
+
+    async fn get_versions(self, address: &str, keys: Vec<Bytes>, versions: Vec<String>) -> Vec<BatchGot> {
+        let Some((other, link)) = self.link_to(address).await else { return Vec::new() };
+        let deadline = Instant::now() + self.settings().deadline;
+        let message = proto::BatchGetRequest { tenant: self.tenant(), keys, versions, ..Default::default() };
+        let asked = Arc::clone(&link);
+        let answer = blocking(move || {
+            let replies = asked.get_batch(&message, deadline)?;
+            batch::answers(&message.keys, replies)
+        });
+        let answers = answer.await.unwrap_or_else(|error| {
+            other.failed(&link, address, &error);
+            Vec::new()
+        });
+        answers.into_iter().filter_map(Result::ok).collect()
+    }
+}
+
+impl Other {
+    fn failed(&self, link: &Arc<Link>, address: &str, error: &Error) {
+        tracing::debug!(%error, address, "where the object is it can't be read");
+        if Link::is_lost(error) {
+            self.native.close(link);
+        }
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct State {
     pub(crate) failures: VecDeque<Status>,
     /// Calls that came, by name.
     pub(crate) calls: Vec<&'static str>,
-    /// Under which names removals came.
+    /// Under which names changes came.
     pub(crate) request_ids: Vec<proto::RequestIds>,
     /// The last call's token.
     pub(crate) authorization: Option<String>,
@@ -30,6 +30,8 @@ pub(crate) struct State {
     pub(crate) damaged_gets: u32,
     /// Gets leave their last byte out.
     pub(crate) short_gets: bool,
+    /// The next batch put hears for each of its items that the session is over.
+    pub(crate) is_session_over: bool,
     /// Calls never answer.
     pub(crate) is_stuck: bool,
 }
@@ -119,9 +121,15 @@ impl Store for Fake {
     }
 
     async fn batch_put(&self, request: Request<proto::BatchPutRequest>) -> Answer<proto::BatchPutReply> {
+        self.state().request_ids.extend(request.get_ref().options.as_ref().and_then(|options| options.ids));
         self.enter("batch_put", &request).await?;
         let message = request.into_inner();
         let mut reply = proto::BatchPutReply::default();
+        if std::mem::take(&mut self.state().is_session_over) {
+            reply.outcomes = vec![proto::PutOutcome::Failed as i32; message.keys.len()];
+            reply.reasons = vec!["SESSION_EXPIRED".into(); message.keys.len()];
+            return Ok(Response::new(reply));
+        }
         let sums = message.checksums.into_iter().map(Some);
         for ((key, value), sum) in message.keys.into_iter().zip(message.values).zip(sums) {
             let refused = value == "refuse me";
@@ -195,6 +203,7 @@ impl Store for Fake {
                 checksums: vec![crc32fast::hash(&values)],
                 values,
                 tiers: vec![1].into(),
+                ..Default::default()
             }));
         }
         Ok(Response::new(Box::pin(tokio_stream::iter(replies))))

@@ -146,11 +146,47 @@ async fn a_removal_is_repeated_under_the_same_name() {
     assert_eq!((ids[0].first, ids[1].first), (1, 3));
     assert_eq!(ids[2], proto::RequestIds { again: true, ..ids[1] });
 
-    fake.state().failures.push_back(status(Code::FailedPrecondition, "SESSION_EXPIRED", 0));
+    let over = || status(Code::FailedPrecondition, "SESSION_EXPIRED", 0);
+    fake.state().failures.extend([status(Code::Unavailable, "NO_LEADER", 0), over()]);
     assert_eq!(client.remove("k", false).await.expect_err("nobody knows").reason(), "SESSION_EXPIRED");
     assert_eq!(client.remove("k", false).await.expect("in a new session"), RemoveOutcome::Missing);
     let ids = fake.state().request_ids.clone();
-    assert_ne!(ids[4].session, ids[3].session);
+    assert_ne!(ids[5].session, ids[4].session);
+}
+
+#[tokio::test]
+async fn what_was_refused_at_once_because_the_session_is_over_is_named_anew() {
+    let (fake, client) = connected().await;
+    client.remove("opens the session", false).await.expect("nothing to remove");
+    let over = || status(Code::FailedPrecondition, "SESSION_EXPIRED", 0);
+    fake.state().failures.push_back(over());
+    client.put("k", bytes(10), &PutOptions::default()).await.expect("nothing was done before");
+    let items = [("a", bytes(1)), ("b", bytes(1))];
+    fake.state().is_session_over = true;
+    let outcomes = client.put_batch(&items, &PutOptions::default()).await.expect("nothing was done before");
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    let ids = fake.state().request_ids.clone();
+    let sessions: Vec<u64> = ids.iter().map(|ids| ids.session).collect();
+    assert!(ids.iter().all(|ids| !ids.again) && sessions.len() == 5, "{ids:?}");
+    assert!(sessions[1] == sessions[0] && sessions[2] == sessions[3] && sessions[4] != sessions[3], "{sessions:?}");
+    fake.state().failures.extend([over(), over()]);
+    let twice = client.put("k", bytes(10), &PutOptions::default()).await.expect_err("once is enough");
+    assert_eq!(twice.reason(), "SESSION_EXPIRED");
+}
+
+#[tokio::test]
+async fn a_put_ends_by_its_deadline_when_no_session_can_be_opened() {
+    let fake = Fake::default();
+    fake.state().is_stuck = true;
+    let endpoint = fake.serve().await;
+    let client =
+        Client::builder().endpoint(endpoint).deadline(Duration::from_millis(200)).build().expect("legal settings");
+    let options = PutOptions::default();
+    let puts = ["a", "b", "c"].map(|key| client.put(key, bytes(10), &options));
+    let all = tokio::time::timeout(Duration::from_millis(1000), futures::future::join_all(puts));
+    for outcome in all.await.expect("nobody waits for another's time") {
+        assert_eq!(outcome.expect_err("never answers").kind(), ErrorKind::Deadline);
+    }
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ use crate::node::{Incarnation, NodeId};
 use crate::object::{ReplicaId, TenantId};
 
 /// Version of the rows.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Key and value of one row; no value: the row is gone.
 pub type Row = (Vec<u8>, Option<Vec<u8>>);

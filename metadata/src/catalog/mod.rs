@@ -53,7 +53,7 @@ pub use nodes::MAX_NODES;
 pub use outcome::*;
 pub use query::*;
 pub use retired::{MAX_RETIRED, RESERVATION_LIFETIME, RETIREMENT};
-pub use sessions::{MAX_ANSWERS, MAX_SESSION_ANSWERS, MAX_SESSIONS};
+pub use sessions::{MANY_ANSWERS, MAX_ANSWERS, MAX_SESSION_ANSWERS, MAX_SESSIONS};
 pub use tenants::MAX_TENANTS;
 
 use crate::log::{LogIndex, LogTime, Term};

@@ -3,7 +3,8 @@
 //! An answer is kept until the client acknowledges it (cumulatively) or the session's time is over, by log time.
 //! A session whose time is over is refused, never re-executed: nobody knows any more what it did.
 //! Bounds: [`MAX_SESSIONS`], [`MAX_SESSION_ANSWERS`] of one, [`MAX_ANSWERS`] of all; at a bound new items are refused
-//! unexecuted, and their repeat after some acknowledgement is executed.
+//! unexecuted, and their repeat after some acknowledgement is executed. Long before all room is taken, sessions of clients that
+//! went idle are dropped, so that those never keep others from writing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,6 +20,10 @@ pub const MAX_SESSIONS: usize = 64 << 10;
 pub const MAX_SESSION_ANSWERS: usize = 4096;
 /// Most answers remembered for all sessions: about 100 MiB.
 pub const MAX_ANSWERS: usize = 1 << 20;
+/// From so many answers on, sessions that are idle for [`CROWDED_LIFETIME`] are dropped by a sweep.
+pub const MANY_ANSWERS: usize = MAX_ANSWERS / 2;
+/// Longer than a call of a client takes.
+const CROWDED_LIFETIME: Duration = Duration::from_secs(60);
 
 /// An answer as it is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,8 +138,9 @@ impl Sessions {
         (SessionOutcome::Open { acknowledged: session.acknowledged }, forgotten)
     }
 
-    /// Drops the sessions whose time is over; gives them.
+    /// Drops the sessions whose time is over, which comes earlier while answers are [many](MANY_ANSWERS); gives them.
     pub(super) fn expire(&mut self, now: LogTime, lifetime: Duration) -> Vec<(SessionId, Session)> {
+        let lifetime = if self.remembered > MANY_ANSWERS { lifetime.min(CROWDED_LIFETIME) } else { lifetime };
         let over = self.by_id.iter().filter(|(_, session)| is_over(session, now, lifetime));
         let ids: Vec<SessionId> = over.map(|(&id, _)| id).collect();
         let expired: Vec<_> = ids.into_iter().filter_map(|id| self.by_id.remove_entry(&id)).collect();

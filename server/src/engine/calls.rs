@@ -2,14 +2,14 @@
 
 use bytes::{Buf, Bytes};
 use prost::Message;
+use tidepool_metadata::ErrorKind;
 use tidepool_metadata::envelope::{MOST_VALUE_BYTES, Request};
 use tidepool_metadata::proto::{self, EngineMethod};
-use tidepool_metadata::{ErrorKind, ObjectKey};
 use tidepool_transfer::Responder;
 
 use super::{Answer, EngineApi, Reply, send};
 use crate::error::Error;
-use crate::grpc::{StoreApi, convert, describe};
+use crate::grpc::{StoreApi, describe};
 use crate::node::Opened;
 
 pub(super) fn decode<M: Message + Default>(bytes: impl Buf) -> Result<M, Error> {
@@ -84,10 +84,7 @@ impl StoreApi {
     }
 
     async fn get_batch(self, request: proto::BatchGetRequest) -> Answer {
-        let keys: Vec<ObjectKey> = convert::keys(&request.keys)?;
-        let tenant = self.tenant(&request.tenant).await?;
-        let freshness = convert::freshness(request.fresh, request.seen_index);
-        let (reply, values) = self.gather(tenant, &keys, 0, freshness).await?;
+        let (reply, values) = self.gather(&self.asked(request).await?, 0).await?;
         Ok(Reply::with(&reply, values))
     }
 }

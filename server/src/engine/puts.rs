@@ -13,7 +13,7 @@ use super::calls::{Begun, decode};
 use super::{Answer, EngineApi, Reply, send};
 use crate::error::Error;
 use crate::grpc::{StoreApi, convert};
-use crate::node::{FilledBatch, ObjectName, PutDone, PutItem, PutOptions, RequestIds, Value};
+use crate::node::{FilledBatch, ObjectName, PutDone, PutItem, PutOptions, Value};
 
 /// Bytes of a put's message, without its values, up to which values are taken as they come.
 const MOST_MESSAGE_BYTES: u64 = 1 << 20;
@@ -75,17 +75,16 @@ impl EngineApi {
         // Copied from the connection's buffer to their places, if room for them can be had without waiting. What is given
         // up in the middle leaves nothing reserved.
         if let Some(filled) = self.now(put.fill(&self.api, values)) {
-            return Ok(self.complete(filled?, put.options.ids, inflight));
+            return Ok(Self::complete(filled?, inflight));
         }
         Ok(self.wait_for_room(put, request.values.to_vec(), inflight))
     }
 
     /// Ends a put whose values are in their places.
-    fn complete(&self, filled: FilledBatch, ids: Option<RequestIds>, inflight: OwnedSemaphorePermit) -> Begun {
-        let service = self.api.service.clone();
+    fn complete(filled: FilledBatch, inflight: OwnedSemaphorePermit) -> Begun {
         Box::pin(async move {
             let _inflight = inflight;
-            put_reply(service.acknowledging(ids, filled.complete()).await)
+            put_reply(filled.complete().await)
         })
     }
 
@@ -95,7 +94,7 @@ impl EngineApi {
         Box::pin(async move {
             let _inflight = inflight;
             let filled = put.fill(&this.api, this.values(&put.message, &behind)?).await?;
-            put_reply(this.api.service.acknowledging(put.options.ids, filled.complete()).await)
+            put_reply(filled.complete().await)
         })
     }
 
@@ -164,7 +163,7 @@ impl EngineApi {
         });
         match lost {
             Some(failure) => Err(failure),
-            None => Ok(Ok(self.complete(filled, put.options.ids, inflight))),
+            None => Ok(Ok(Self::complete(filled, inflight))),
         }
     }
 

@@ -2,15 +2,39 @@
 
 use bytes::Bytes;
 use futures::stream;
+use tidepool_metadata::catalog::ObjectLocation;
 use tidepool_metadata::proto;
-use tidepool_metadata::{ErrorKind, ObjectKey, TenantId};
+use tidepool_metadata::{ErrorKind, ObjectKey, TenantId, VersionId};
 
 use super::{MAX_UNARY_BYTES, Replies, StoreApi, convert};
 use crate::error::Error;
-use crate::node::{Freshness, ObjectName, PutItem, RangeRequest, Value};
+use crate::node::{Freshness, ObjectName, Opened, PutItem, RangeRequest, Value};
 
 /// About how many bytes of values one message of a batch get carries.
-const REPLY_BYTES: usize = 4 << 20;
+const REPLY_BYTES: u64 = 4 << 20;
+
+/// What a batch get is asked for.
+pub(crate) struct AskedBatch {
+    tenant: TenantId,
+    keys: Vec<ObjectKey>,
+    /// None, or one a key.
+    versions: Vec<VersionId>,
+    freshness: Freshness,
+    may_refer: bool,
+}
+
+/// What became of an item of a batch get.
+enum Small {
+    /// `tier`: its number.
+    Read {
+        bytes: Vec<Bytes>,
+        checksum: u32,
+        tier: u8,
+    },
+    TooLarge,
+    /// The addresses of nodes that hold it.
+    Elsewhere(Box<ObjectLocation>, Vec<String>),
+}
 
 impl StoreApi {
     pub(super) async fn put_objects(&self, request: proto::BatchPutRequest) -> Result<proto::BatchPutReply, Error> {
@@ -29,90 +53,123 @@ impl StoreApi {
             value: Value::Bytes(value),
             checksum: checksums.get(position).copied(),
         });
-        let put = self.service.put_batch(items.collect(), &options);
-        Ok(convert::batch_put_reply(self.service.acknowledging(options.ids, put).await))
+        Ok(convert::batch_put_reply(self.service.put_batch(items.collect(), &options).await))
     }
 
     pub(super) async fn get_objects(
         &self,
         request: proto::BatchGetRequest,
     ) -> Result<Replies<proto::BatchGetReply>, Error> {
-        let keys = convert::keys(&request.keys)?;
-        let tenant = self.tenant(&request.tenant).await?;
-        let freshness = convert::freshness(request.fresh, request.seen_index);
+        let asked = self.asked(proto::BatchGetRequest { may_refer: false, ..request }).await?;
         let api = self.clone();
-        let replies = stream::try_unfold((api, keys, 0), move |(api, keys, first)| async move {
-            if first == keys.len() {
+        let replies = stream::try_unfold((api, asked, 0), move |(api, asked, first)| async move {
+            if first == asked.keys.len() {
                 return Ok::<_, tonic::Status>(None);
             }
-            let (mut reply, values) = api.gather(tenant, &keys, first, freshness).await?;
+            let (mut reply, values) = api.gather(&asked, first).await?;
             reply.values = values.concat().into();
             let next = first + reply.outcomes.len();
-            Ok(Some((reply, (api, keys, next))))
+            Ok(Some((reply, (api, asked, next))))
         });
         Ok(Box::pin(replies))
     }
 
-    /// Reads items from `first` on until a message is full: what is said of them, and their bytes as they lie.
+    pub(crate) async fn asked(&self, request: proto::BatchGetRequest) -> Result<AskedBatch, Error> {
+        let keys = convert::keys(&request.keys)?;
+        let versions = request.versions.iter().map(|version| convert::parse_version(version));
+        let versions = versions.collect::<Result<Vec<_>, _>>()?;
+        if !(versions.is_empty() || versions.len() == keys.len()) {
+            let message = format!("{} keys, {} versions", keys.len(), versions.len());
+            return Err(convert::invalid("LENGTH_MISMATCH", "versions", message));
+        }
+        let freshness = convert::freshness(request.fresh, request.seen_index);
+        let tenant = self.tenant(&request.tenant).await?;
+        Ok(AskedBatch { tenant, keys, versions, freshness, may_refer: request.may_refer })
+    }
+
+    /// Reads items from `first` on until a message is full: what is said of them, and their bytes as they lie. All of them at
+    /// once, so that those on a disk are not waited for one after the other.
     pub(crate) async fn gather(
         &self,
-        tenant: TenantId,
-        keys: &[ObjectKey],
+        asked: &AskedBatch,
         first: usize,
-        freshness: Freshness,
     ) -> Result<(proto::BatchGetReply, Vec<Bytes>), Error> {
         use proto::GetOutcome;
-        let _inflight = self.inflight.admit(REPLY_BYTES as u64)?;
-        let mut reply = proto::BatchGetReply { first: u32::try_from(first).unwrap_or(u32::MAX), ..Default::default() };
-        let (mut values, mut total, mut tiers) = (Vec::new(), 0, Vec::new());
-        for key in &keys[first..] {
-            let name = ObjectName { tenant, key: key.clone() };
-            let before = values.len();
-            let (outcome, checksum, tier) = match self.read_small(&name, freshness, &mut values).await {
-                Ok(Some((checksum, tier))) => (GetOutcome::Found, checksum, tier),
-                Ok(None) => (GetOutcome::TooLarge, 0, 0),
-                Err(error) => {
-                    values.truncate(before);
-                    (outcome_of(&error), 0, 0)
-                }
-            };
-            let length = values[before..].iter().map(|bytes| bytes.len() as u64).sum::<u64>();
-            reply.outcomes.push(outcome.into());
-            reply.lengths.push(length);
-            reply.checksums.push(checksum);
-            tiers.push(tier);
-            total += length;
-            if total >= REPLY_BYTES as u64 {
+        let _inflight = self.inflight.admit(REPLY_BYTES)?;
+        let (mut opened, mut announced) = (Vec::new(), 0);
+        for position in first..asked.keys.len() {
+            let item = self.open_item(asked, position).await;
+            if let Ok(Opened::Here(reader)) = &item {
+                let length = reader.description().range_length;
+                announced += if length <= u64::from(MAX_UNARY_BYTES) { length } else { 0 };
+            }
+            opened.push(item);
+            if announced >= REPLY_BYTES {
                 break;
             }
+        }
+        let mut reply = proto::BatchGetReply { first: u32::try_from(first).unwrap_or(u32::MAX), ..Default::default() };
+        let (mut values, mut tiers) = (Vec::new(), Vec::with_capacity(opened.len()));
+        for item in futures::future::join_all(opened.into_iter().map(read_small)).await {
+            let (outcome, bytes, checksum, tier) = match item {
+                Ok(Small::Read { bytes, checksum, tier }) => (GetOutcome::Found, bytes, checksum, tier),
+                Ok(Small::TooLarge) => (GetOutcome::TooLarge, Vec::new(), 0, 0),
+                Ok(Small::Elsewhere(location, addresses)) => {
+                    refer(&mut reply, location.version.to_string(), addresses);
+                    (GetOutcome::Elsewhere, Vec::new(), 0, 0)
+                }
+                Err(error) => (outcome_of(&error), Vec::new(), 0, 0),
+            };
+            reply.outcomes.push(outcome.into());
+            reply.lengths.push(bytes.iter().map(|bytes| bytes.len() as u64).sum());
+            reply.checksums.push(checksum);
+            tiers.push(tier);
+            values.extend(bytes);
         }
         reply.tiers = tiers.into();
         Ok((reply, values))
     }
 
-    /// Adds the bytes of an object of at most [`MAX_UNARY_BYTES`] to `values`; its checksum, and the number of its tier.
-    /// `None` if it is larger.
-    async fn read_small(
-        &self,
-        name: &ObjectName,
-        freshness: Freshness,
-        values: &mut Vec<Bytes>,
-    ) -> Result<Option<(u32, u8)>, Error> {
-        let mut reader = self.service.get(name, RangeRequest::default(), freshness).await?;
-        if reader.description().range_length > u64::from(MAX_UNARY_BYTES) {
-            return Ok(None);
+    async fn open_item(&self, asked: &AskedBatch, position: usize) -> Result<Opened, Error> {
+        let name = ObjectName { tenant: asked.tenant, key: asked.keys[position].clone() };
+        let range = RangeRequest::default();
+        match asked.versions.get(position) {
+            Some(&version) => Ok(Opened::Here(self.service.get_version(&name, version, range).await?)),
+            None => self.service.get_or_refer(&name, range, asked.freshness, asked.may_refer).await,
         }
-        let known = reader.description().checksum;
-        let tier = if reader.description().tier == "dram" { 1 } else { 2 };
-        let mut sum = crc32fast::Hasher::new();
-        while let Some(bytes) = reader.next().await? {
-            if known.is_none() {
-                sum.update(&bytes);
-            }
-            values.push(bytes);
-        }
-        Ok(Some((known.unwrap_or_else(|| sum.finalize()), tier)))
     }
+}
+
+/// The bytes of an object of at most [`MAX_UNARY_BYTES`].
+async fn read_small(opened: Result<Opened, Error>) -> Result<Small, Error> {
+    let mut reader = match opened? {
+        Opened::Here(reader) => reader,
+        Opened::Elsewhere(location, addresses) => return Ok(Small::Elsewhere(location, addresses)),
+    };
+    if reader.description().range_length > u64::from(MAX_UNARY_BYTES) {
+        return Ok(Small::TooLarge);
+    }
+    let known = reader.description().checksum;
+    let tier = if reader.description().tier == "dram" { 1 } else { 2 };
+    let (mut sum, mut bytes) = (crc32fast::Hasher::new(), Vec::new());
+    while let Some(piece) = reader.next().await? {
+        if known.is_none() {
+            sum.update(&piece);
+        }
+        bytes.push(piece);
+    }
+    Ok(Small::Read { bytes, checksum: known.unwrap_or_else(|| sum.finalize()), tier })
+}
+
+/// Says of the next item that is elsewhere where it is.
+fn refer(reply: &mut proto::BatchGetReply, version: String, addresses: Vec<String>) {
+    let known = reply.places.iter().position(|place| place.addresses == addresses);
+    let place = known.unwrap_or_else(|| {
+        reply.places.push(proto::Place { addresses });
+        reply.places.len() - 1
+    });
+    reply.elsewhere.push(u32::try_from(place).unwrap_or(u32::MAX));
+    reply.versions.push(version);
 }
 
 fn outcome_of(error: &Error) -> proto::GetOutcome {

@@ -39,8 +39,7 @@ impl StoreApi {
         let options = convert::options(request.options, 1)?;
         let _inflight = self.inflight.admit(length)?;
         let item = PutItem { name, value: Value::Bytes(&request.value), checksum: request.checksum };
-        let put = self.service.put_batch(vec![item], &options);
-        let mut results = self.service.acknowledging(options.ids, put).await;
+        let mut results = self.service.put_batch(vec![item], &options).await;
         let done = results.pop().ok_or_else(|| Error::new(ErrorKind::Internal, "INTERNAL", "no outcome".into()))??;
         Ok(convert::put_reply(done))
     }
@@ -55,7 +54,6 @@ impl StoreApi {
         };
         let name = self.name(&announce.tenant, &announce.key).await?;
         let options = convert::options(announce.options, 1)?;
-        let ids = options.ids;
         let mut reservation = match self.service.reserve(name, announce.length, options).await? {
             Reserve::AlreadyExists(done) => return Ok(convert::put_reply(done)),
             Reserve::Ready(reservation) => reservation,
@@ -71,7 +69,7 @@ impl StoreApi {
                 Part::Announce(_) => return Err(length_mismatch("a second announce in one put").into()),
             }
         }
-        Ok(convert::put_reply(self.service.acknowledging(ids, reservation.complete(expected)).await?))
+        Ok(convert::put_reply(reservation.complete(expected).await?))
     }
 
     pub(super) async fn get_object(&self, request: proto::GetRequest) -> Result<proto::GetReply, Error> {

@@ -59,7 +59,7 @@ impl NodeService {
         force: bool,
         ids: Option<RequestIds>,
     ) -> Result<(LogIndex, Vec<RemoveOutcome>), Error> {
-        self.acknowledge(ids).await?;
+        self.acknowledge(ids);
         let mut requests = sessions::each_item(ids);
         let (mut index, mut outcomes) = (LogIndex::default(), Vec::with_capacity(keys.len()));
         for keys in keys.chunks(PROPOSED_KEYS) {
@@ -133,7 +133,7 @@ impl NodeService {
         pinned: bool,
         ids: Option<RequestIds>,
     ) -> Result<(LogIndex, Vec<bool>), Error> {
-        self.acknowledge(ids).await?;
+        self.acknowledge(ids);
         let mut requests = sessions::each_item(ids);
         let (mut index, mut found) = (LogIndex::default(), Vec::with_capacity(keys.len()));
         for keys in keys.chunks(PROPOSED_KEYS) {

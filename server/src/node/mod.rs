@@ -32,8 +32,7 @@ use tidepool_metadata::catalog::{Answer, Copies, Query};
 use tidepool_metadata::{Incarnation, NodeId, ReplicaId, TenantId, VersionId};
 use tidepool_replication::{CatalogError, CatalogHandle, Read};
 use tidepool_tiers::TieredStore;
-
-use tokio::sync::SetOnce;
+use tokio::sync::{Semaphore, SetOnce};
 
 use crate::error::Error;
 
@@ -86,6 +85,8 @@ struct Inner {
     /// Copies here of puts under way on other nodes.
     pulled: copies::Pulled,
     repairs: copies::repair::Repairs,
+    /// Room for what clients acknowledge.
+    acknowledgements: Arc<Semaphore>,
 }
 
 impl NodeService {
@@ -113,6 +114,7 @@ impl NodeService {
                 copies,
                 pulled: copies::Pulled::default(),
                 repairs: copies::repair::Repairs::default(),
+                acknowledgements: Arc::new(Semaphore::new(sessions::ACKNOWLEDGEMENTS)),
             }),
         }
     }

@@ -80,6 +80,7 @@ impl NodeService {
     /// # Errors
     /// `VALUE_TOO_LARGE`, `NO_SPACE` after a bounded wait, those of the catalog.
     pub async fn reserve(&self, name: ObjectName, length: u64, options: PutOptions) -> Result<Reserve, Error> {
+        self.acknowledge(options.ids);
         if options.yields()
             && let (log_index, present) = self.present(name.tenant, vec![name.key.clone()]).await?
             && present.first() == Some(&true)
@@ -131,6 +132,7 @@ impl NodeService {
 
     /// Reserves room for objects of one tenant, of so many bytes each. Dropping what this gives frees everything.
     pub(crate) async fn reserve_batch(&self, objects: Vec<(ObjectName, u64)>, options: &PutOptions) -> ReservedBatch {
+        self.acknowledge(options.ids);
         let mut results: Vec<Option<PutResult>> = objects.iter().map(|_| None).collect();
         let service = self.clone();
         if options.yields()

@@ -3,19 +3,24 @@
 //! The catalog remembers answers by (session, sequence); this names each item of a call, opens sessions, passes
 //! acknowledgements on, and sweeps sessions whose time is over.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::Either;
 use tidepool_metadata::catalog::{
-    Answer, Command, Outcome, Query, RequestId, RequestRefusal, SessionId, SessionOutcome, Setting,
+    Answer, Command, MANY_ANSWERS, Outcome, Query, RequestId, RequestRefusal, SessionId, SessionOutcome, Setting,
 };
-use tidepool_replication::{CatalogHandle, Read};
+use tidepool_replication::{CatalogHandle, Read, Role};
+use tokio::time::Instant;
 
-use super::{NodeService, error};
+use super::{NodeService, PROPOSE_TIMEOUT, error};
 use crate::error::Error;
 
 /// How often sessions whose time is over are dropped: they live ten minutes.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
+/// How often it is looked whether so many answers are kept that idle sessions are dropped earlier.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
+/// Acknowledgements under way at a time. One that finds no room is left out: the client's next says as much and more.
+pub(super) const ACKNOWLEDGEMENTS: usize = 256;
 
 /// Names the items of one call, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,33 +62,22 @@ impl NodeService {
         lifetime.ok_or_else(|| error::unexpected("a session's lifetime"))
     }
 
-    /// Passes on what the client has.
-    pub(super) async fn acknowledge(&self, ids: Option<RequestIds>) -> Result<(), Error> {
-        match ids {
-            Some(RequestIds { session, acknowledged: through, .. }) if through > 0 => {
-                self.change_session(Command::AcknowledgeSession { session, through }).await
+    /// Passes on what the client has. Nobody waits for that, and if it can't be done, a later call says it.
+    pub(super) fn acknowledge(&self, ids: Option<RequestIds>) {
+        let Some(RequestIds { session, acknowledged: through, .. }) = ids.filter(|ids| ids.acknowledged > 0) else {
+            return;
+        };
+        let Ok(under_way) = Arc::clone(&self.inner.acknowledgements).try_acquire_owned() else { return };
+        let service = self.clone();
+        tokio::spawn(async move {
+            let _under_way = under_way;
+            let acknowledged = service.change_session(Command::AcknowledgeSession { session, through });
+            match tokio::time::timeout(PROPOSE_TIMEOUT, acknowledged).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "answers are not acknowledged"),
+                Err(_) => tracing::debug!("answers are not acknowledged in time"),
             }
-            _ => Ok(()),
-        }
-    }
-
-    /// Does `work`, and passes on meanwhile what the client has: that is not waited for longer, and if it can't be done, the
-    /// next call says it.
-    pub(crate) async fn acknowledging<T>(&self, ids: Option<RequestIds>, work: impl Future<Output = T>) -> T {
-        if ids.is_none_or(|ids| ids.acknowledged == 0) {
-            return work.await;
-        }
-        let acknowledged = self.acknowledge(ids);
-        tokio::pin!(work, acknowledged);
-        match futures::future::select(work, acknowledged).await {
-            Either::Left((done, _)) => done,
-            Either::Right((acknowledged, work)) => {
-                if let Err(error) = acknowledged {
-                    tracing::debug!(%error, "answers are not acknowledged");
-                }
-                work.await
-            }
-        }
+        });
     }
 
     async fn change_session(&self, command: Command) -> Result<(), Error> {
@@ -96,21 +90,27 @@ impl NodeService {
     }
 }
 
-/// Runs until the catalog stops.
+/// Runs until the catalog stops; the leader sweeps.
 pub(super) async fn sweep(catalog: CatalogHandle) {
-    let mut period = tokio::time::interval(SWEEP_PERIOD);
+    let mut period = tokio::time::interval(LOOK_PERIOD);
+    let mut swept = Instant::now();
     loop {
         period.tick().await;
-        let sessions = match catalog.query(Query::Counts, Read::Local).await {
-            Ok((_, Answer::Counts(counts))) => counts.sessions,
-            Err(error) if error.is_final() => return,
-            _ => 0,
-        };
-        if sessions > 0
-            && let Err(error) = catalog.propose(Command::ExpireSessions).await
-            && error.is_final()
-        {
+        let status = catalog.status();
+        if status.failure.is_some() {
             return;
+        }
+        if status.role != Role::Leader {
+            continue;
+        }
+        let Ok((_, Answer::Counts(counts))) = catalog.query(Query::Counts, Read::Local).await else { continue };
+        let is_time = swept.elapsed() >= SWEEP_PERIOD || counts.remembered > MANY_ANSWERS as u64;
+        if !is_time || counts.sessions == 0 {
+            continue;
+        }
+        swept = Instant::now();
+        if let Err(error) = catalog.propose(Command::ExpireSessions).await {
+            tracing::debug!(%error, "sessions are swept later");
         }
     }
 }

@@ -43,6 +43,7 @@ async fn a_load_that_compares_finds_wrong_and_missing_objects() {
     let quick = StoreLoad { verify: false, ..load.clone() };
     let (runtime, of_load) = (tokio::runtime::Handle::current(), client.clone());
     let report = tokio::task::spawn_blocking(move || quick.run(&runtime, &of_load)).await.unwrap();
+    assert!(report.wrong > 0 && report.errors == 0 && !report.remarks.is_empty(), "{report:?}");
     assert!(report.remarks.iter().all(|remark| remark.contains("4999 bytes")), "{report:?}");
     load.clear(&client).await.unwrap();
     assert_eq!(client.list(b"", 10, "", None).await.unwrap().objects, []);

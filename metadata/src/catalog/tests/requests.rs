@@ -183,6 +183,29 @@ fn there_are_only_so_many_sessions_and_expired_ones_make_room() {
 }
 
 #[test]
+fn idle_sessions_make_room_for_the_answers_of_others() {
+    let mut world = World::new(0);
+    let removals = |session: u64| {
+        let item = |sequence| RemoveItem {
+            request: Some(RequestId { session: SessionId(session), sequence }),
+            ..removal("a", sequence)
+        };
+        Command::Remove((1..=MAX_SESSION_ANSWERS as u64).map(item).collect())
+    };
+    let idle = (MANY_ANSWERS / MAX_SESSION_ANSWERS) as u64;
+    for session in 1000..1000 + idle {
+        world.session(&Command::OpenSession { session: SessionId(session) });
+        world.apply(&removals(session));
+    }
+    world.pass(Duration::from_secs(61));
+    assert_eq!(world.session(&Command::ExpireSessions), SessionOutcome::Swept { dropped: 0 }, "not many yet");
+    world.session(&Command::OpenSession { session: SESSION });
+    world.remove_item(&removal("a", 1));
+    assert_eq!(world.session(&Command::ExpireSessions), SessionOutcome::Swept { dropped: idle as u32 });
+    assert_eq!(world.counts().remembered, 1);
+}
+
+#[test]
 fn log_time_never_goes_back() {
     let mut world = World::new(1);
     open(&mut world);
