@@ -89,7 +89,8 @@ void tidepool_read_end(tidepool_reader *reader);
 /* An object of exactly length bytes. 0, or a code. */
 int32_t tidepool_write_begin(const tidepool_store *store, const void *key, size_t key_length, uint64_t length,
                              uint32_t flags, tidepool_writer **writer);
-/* 0, or a code: then the put has ended, and nothing was stored; the writer is still to be ended or abandoned. */
+/* 0, or a code: then the put has ended, and nothing was stored; the writer is still to be ended or abandoned. From one call to
+ * the next must pass less time than the connection's deadline, or the put ends with TIDEPOOL_DEADLINE. */
 int32_t tidepool_write(tidepool_writer *writer, const void *bytes, size_t length);
 /* 1: stored. 0: the key has an object. Or a code. The writer is gone. */
 int32_t tidepool_write_end(tidepool_writer *writer);

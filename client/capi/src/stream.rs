@@ -35,6 +35,8 @@ pub struct tidepool_writer {
     held: Option<Bytes>,
     begin: Option<Box<dyn FnOnce() -> Put>>,
     put: Option<Put>,
+    /// The node said before it had all bytes that the key has an object: what comes after that goes nowhere.
+    existed: bool,
 }
 
 /// Opens `length` bytes of an object from `offset` on for reading (`UINT64_MAX`: to its end): how many will come, with the reader
@@ -149,7 +151,8 @@ pub unsafe extern "C" fn tidepool_write_begin(
         let source = stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) });
         let begin =
             Box::new(move || runtime.spawn(async move { client.put_stream(key, length, source, &options).await }));
-        let mut begun = tidepool_writer { pieces: Some(pieces), held: None, begin: Some(begin), put: None };
+        let mut begun =
+            tidepool_writer { pieces: Some(pieces), held: None, begin: Some(begin), put: None, existed: false };
         if length > 0 {
             begun.begin();
         }
@@ -159,7 +162,8 @@ pub unsafe extern "C" fn tidepool_write_begin(
     })
 }
 
-/// Writes the next bytes. 0, or a code: then the put has ended, and nothing was stored.
+/// Writes the next bytes. 0, or a code: then the put has ended, and nothing was stored. The time between two calls must be
+/// shorter than the connection's deadline.
 ///
 /// # Safety
 /// `writer` is one that nobody else uses meanwhile; the bytes can be read.
@@ -169,6 +173,9 @@ pub unsafe extern "C" fn tidepool_write(writer: *mut tidepool_writer, start: *co
         // SAFETY: as the caller promised.
         let (writer, given) = unsafe { (writer.as_mut(), bytes(start, length)) };
         let (Some(writer), Some(given)) = (writer, given) else { return invalid("writer or bytes are null") };
+        if writer.existed {
+            return 0;
+        }
         if writer.pieces.is_none() {
             return invalid("the put has ended");
         }
@@ -179,7 +186,11 @@ pub unsafe extern "C" fn tidepool_write(writer: *mut tidepool_writer, start: *co
                 && !writer.send(before)
             {
                 return match writer.end() {
-                    // It can't have ended well before all was written.
+                    Ok(PutDone { outcome: PutOutcome::AlreadyExists, .. }) => {
+                        writer.existed = true;
+                        0
+                    }
+                    // It can't have been stored before all was written.
                     Ok(_) => INTERNAL,
                     Err(code) => code,
                 };
@@ -202,6 +213,9 @@ pub unsafe extern "C" fn tidepool_write_end(writer: *mut tidepool_writer) -> i32
         }
         // SAFETY: made by `Box::into_raw`, and given up by the caller.
         let mut writer = unsafe { Box::from_raw(writer) };
+        if writer.existed {
+            return 0;
+        }
         match writer.end() {
             Ok(done) => i32::from(done.outcome == PutOutcome::Stored),
             Err(code) => code,

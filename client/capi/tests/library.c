@@ -172,6 +172,10 @@ static void streams(tidepool_store *store) {
     CHECK(tidepool_write_end(writer) < 0); /* one byte too many */
     CHECK(tidepool_exists(store, "none", 4) == 0 && tidepool_exists(store, "long", 4) == 0);
     CHECK(tidepool_exists(store, "short", 5) == 0 && tidepool_exists(store, "given up", 8) == 0);
+    /* The node says so long before all came; the rest goes nowhere. */
+    CHECK(tidepool_write_begin(store, "stream", 6, 8 * LENGTH, 0, &writer) == 0);
+    for (int turn = 0; turn < 8; turn++) CHECK(tidepool_write(writer, value, LENGTH) == 0);
+    CHECK(tidepool_write_end(writer) == 0 && tidepool_length(store, "stream", 6) == LENGTH);
     CHECK(tidepool_remove(store, "stream", 6, 0) == 1);
     CHECK(tidepool_read_begin(NULL, "k", 1, 0, 1, &reader) == TIDEPOOL_INVALID);
     CHECK(tidepool_write_begin(store, "k", 1, 1, 64, &writer) == TIDEPOOL_INVALID);
