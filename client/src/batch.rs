@@ -1,10 +1,11 @@
 //! Batches: many small objects a message, a few messages at a time, one outcome an item in the caller's order.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use tidepool_metadata::proto;
 
 use crate::apart::apart;
@@ -14,7 +15,7 @@ use crate::native::{Link, may_block};
 use crate::places::Elsewhere;
 use crate::retry::Repeatable;
 use crate::session::{self, Items};
-use crate::types::{BatchGot, BatchObject, GetOptions, Object, PutOptions, PutOutcome, StoredIn};
+use crate::types::{BatchGot, BatchObject, GetOptions, Object, ObjectInfo, PutOptions, PutOutcome, StoredIn};
 
 /// Bytes of values in one message; larger values go alone.
 const MESSAGE_BYTES: usize = 3 << 20;
@@ -23,6 +24,8 @@ const MESSAGE_KEYS: usize = 1000;
 const GET: &str = "batch get";
 /// Messages under way at a time: one is filled while the node works on another.
 const IN_FLIGHT: usize = 2;
+/// Objects of one batch that are read to their places at a time.
+const READS: usize = 4;
 
 impl Client {
     /// Stores many objects; one outcome an item, in order. An item that is refused does not keep the others from
@@ -142,6 +145,34 @@ impl Client {
         let keys = all_key_bytes(keys)?;
         let groups = keys.chunks(MESSAGE_KEYS).map(<[_]>::to_vec).collect();
         self.side_by_side(groups, |client, group| async move { client.get_group(group).await }).await
+    }
+
+    /// Reads each object into the start of its buffer; one outcome an item, in order, as of [`Client::get_into`], all of them by
+    /// one deadline. With `fresh` none comes from an index that may be behind.
+    ///
+    /// When this has ended, no buffer is in use any more. Dropped before, reads that are under way still end theirs.
+    ///
+    /// # Panics
+    /// If a read does, when all have ended.
+    pub async fn get_batch_into<K, B>(
+        &self,
+        items: impl IntoIterator<Item = (K, B)>,
+        fresh: bool,
+    ) -> Vec<Result<Option<ObjectInfo>, Error>>
+    where
+        K: AsRef<[u8]>,
+        B: AsMut<[u8]> + Send + 'static,
+    {
+        let deadline = tokio::time::Instant::now() + self.settings().deadline;
+        let read = |(key, mut buffer): (K, B)| {
+            let (client, key) = (self.clone(), key_bytes(key));
+            let options = GetOptions { fresh, ..GetOptions::default() };
+            let read = apart(async move { client.read_into(key?, options, buffer.as_mut(), deadline).await });
+            AssertUnwindSafe(read).catch_unwind()
+        };
+        let reads: Vec<_> = items.into_iter().map(read).collect();
+        let ended: Vec<_> = futures::stream::iter(reads).buffered(READS).collect().await;
+        ended.into_iter().map(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     }
 
     /// Takes what it can from the node's memory on this host, reads the rest where it was a moment ago, and asks for what is

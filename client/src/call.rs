@@ -366,8 +366,12 @@ impl Client {
     }
 
     pub(crate) fn begin(&self, operation: &'static str, repeatable: Repeatable) -> Repetition {
+        self.begin_part(operation, repeatable, Instant::now() + self.settings().deadline)
+    }
+
+    /// As [`Client::begin`], of a part of a call that has its deadline already.
+    pub(crate) fn begin_part(&self, operation: &'static str, repeatable: Repeatable, deadline: Instant) -> Repetition {
         let Inner { settings, seeds, channels, .. } = &*self.inner;
-        let now = Instant::now();
         // Each node but one may be the wrong one to ask, some more than once while it goes.
         let others = u32::try_from(channels.nodes() - 1).unwrap_or(u32::MAX);
         let retries = if settings.retries == 0 { 0 } else { settings.retries.saturating_add(others.saturating_mul(4)) };
@@ -375,8 +379,8 @@ impl Client {
             operation,
             repeatable,
             allowed: settings.deadline,
-            deadline: now + settings.deadline,
-            backoff: Backoff::new(retries, seeds.hash_one(now)),
+            deadline,
+            backoff: Backoff::new(retries, seeds.hash_one(Instant::now())),
         }
     }
 

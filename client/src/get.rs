@@ -45,8 +45,8 @@ impl Client {
             return Ok(Some(object));
         }
         let mut message = self.get_message(key, options);
-        let mut value = Vec::new();
-        if let Some(info) = self.get_known(&message, &mut value).await {
+        let (mut value, deadline) = (Vec::new(), std::time::Instant::now() + self.settings().deadline);
+        if let Some(info) = self.get_known(&message, &mut value, deadline).await {
             return Ok(Some(Object { info, value: value.into() }));
         }
         loop {
@@ -98,7 +98,21 @@ impl Client {
     /// # Errors
     /// As [`Client::get`]; [`Error::Buffer`] if the object is longer than the buffer.
     pub async fn get_into(&self, key: impl AsRef<[u8]>, buffer: &mut [u8]) -> Result<Option<ObjectInfo>, Error> {
-        self.read_into(key_bytes(key)?, GetOptions::default(), buffer).await
+        self.get_into_with(key, GetOptions::default(), buffer).await
+    }
+
+    /// Reads what `options` say of the object into the start of `buffer`; `None` if there is no such object.
+    ///
+    /// # Errors
+    /// As [`Client::get_into`] and [`Client::get_range`].
+    pub async fn get_into_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        options: GetOptions,
+        buffer: &mut [u8],
+    ) -> Result<Option<ObjectInfo>, Error> {
+        let deadline = Instant::now() + self.settings().deadline;
+        self.read_into(key_bytes(key)?, options, buffer, deadline).await
     }
 
     /// As [`Client::get_into`], if it needs no call: from the memory of a node on this host.
@@ -120,7 +134,7 @@ impl Client {
         buffer: &mut [u8],
     ) -> Result<Option<ObjectInfo>, Error> {
         let options = GetOptions { offset, length: Some(buffer.len() as u64), ..GetOptions::default() };
-        self.read_into(key_bytes(key)?, options, buffer).await
+        self.get_into_with(key, options, buffer).await
     }
 
     /// Opens the object for reading piece by piece; `None` if there is no such object. The deadline holds for each
@@ -141,20 +155,26 @@ impl Client {
         proto::GetRequest { tenant, key, offset, length, fresh, seen_index, version, may_refer, allow_unconfirmed }
     }
 
-    async fn read_into(&self, key: Bytes, options: GetOptions, buffer: &mut [u8]) -> Result<Option<ObjectInfo>, Error> {
+    pub(crate) async fn read_into(
+        &self,
+        key: Bytes,
+        options: GetOptions,
+        buffer: &mut [u8],
+        deadline: Instant,
+    ) -> Result<Option<ObjectInfo>, Error> {
         if let Some(info) = self.read_local_into(&key, &options, buffer).await {
             return Ok(Some(info));
         }
         let mut message = self.get_message(key, options);
         let mut target = Filling { buffer: &mut *buffer, filled: 0 };
-        if let Some(info) = self.get_known(&message, &mut target).await {
+        if let Some(info) = self.get_known(&message, &mut target, deadline.into_std()).await {
             return Ok(Some(info));
         }
-        let mut repetition = self.begin("get", Repeatable::Always);
+        let mut repetition = self.begin_part("get", Repeatable::Always, deadline);
         loop {
-            let (attempt, asked) = (self.attempt(repetition.deadline), std::time::Instant::now());
+            let (attempt, asked) = (self.attempt(deadline), std::time::Instant::now());
             if let Some(link) = self.link_of(&attempt).await {
-                let deadline = repetition.deadline.into_std();
+                let deadline = deadline.into_std();
                 let answer = get_into(&link, &message, buffer, deadline).await;
                 match self.note_answer(&attempt, &link, answer) {
                     Ok(Got::Whole(info)) => return Ok(info),

@@ -141,6 +141,12 @@ impl AsRef<[u8]> for Lent {
     }
 }
 
+impl AsMut<[u8]> for Lent {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+}
+
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(view) = self.view.take() {

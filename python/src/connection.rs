@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::StreamExt;
 use parking_lot::RwLock;
 use pyo3::BoundObject;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use tidepool_client::{BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, apart};
+use tidepool_client::{BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo};
 
 use crate::address::Registry;
 use crate::buffer::{self, Lent, new_bytes};
@@ -20,9 +19,6 @@ use crate::failure::{Reason, of_client};
 use crate::interpreter::detach;
 use crate::runtime::{Origin, runtime};
 use crate::view::view;
-
-/// Reads of one batch that are under way at a time.
-const READS: usize = 8;
 
 /// A connection to a store. See `tidepool.Store`.
 #[pyclass(module = "tidepool._native", frozen)]
@@ -110,7 +106,7 @@ impl Connection {
     }
 
     /// Lets go of the connection. Calls that are under way end as they would have.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.origin.check()?;
         let client = self.client.write().take();
         self.registry.clear();
@@ -211,13 +207,8 @@ impl Connection {
         same_length(&[("keys", keys.len()), ("buffers", buffers.len())])?;
         let client = self.client()?;
         let targets = buffers.iter().map(Lent::write).collect::<PyResult<Vec<_>>>()?;
-        let got = async move {
-            let reads = keys.into_iter().zip(targets).map(|(key, mut target)| {
-                let client = client.clone();
-                apart(async move { read_into(&client, &key.0, &mut target, None, fresh).await })
-            });
-            futures::stream::iter(reads).buffered(READS).collect::<Vec<_>>().await
-        };
+        let items: Vec<_> = keys.into_iter().zip(targets).collect();
+        let got = async move { client.get_batch_into(items, fresh).await };
         caller(awaits).run(py, got, lengths)
     }
 
@@ -478,26 +469,14 @@ async fn read_into(
     let buffer = target.bytes_mut();
     let info = match offset {
         Some(offset) => client.get_range_into(key, offset, buffer).await?,
-        // The client reads anew what it must not take from an index.
-        None if fresh => {
-            let options = GetOptions { fresh: true, ..GetOptions::default() };
-            let Some(object) = client.get_with(key, options).await? else { return Ok(None) };
-            let length = object.value.len();
-            let Some(start) = buffer.get_mut(..length) else {
-                let key = String::from_utf8_lossy(key).into_owned();
-                return Err(Error::Buffer { key, length: length as u64, buffer: buffer.len() as u64 });
-            };
-            start.copy_from_slice(&object.value);
-            Some(object.info)
-        }
-        None => client.get_into(key, buffer).await?,
+        None => client.get_into_with(key, GetOptions { fresh, ..GetOptions::default() }, buffer).await?,
     };
     Ok(info.map(|info| info.length))
 }
 
-fn lengths(py: Python<'_>, items: Vec<Result<Option<u64>, Error>>) -> PyResult<Py<PyAny>> {
+fn lengths(py: Python<'_>, items: Vec<Result<Option<ObjectInfo>, Error>>) -> PyResult<Py<PyAny>> {
     let items = items.into_iter().map(|item| match item {
-        Ok(length) => object(py, length),
+        Ok(info) => object(py, info.map(|info| info.length)),
         Err(error) => Ok(of_client(py, &error).into_value(py).into_any()),
     });
     Ok(PyList::new(py, items.collect::<PyResult<Vec<_>>>()?)?.into_any().unbind())

@@ -2,19 +2,12 @@
 
 use std::ffi::c_void;
 use std::slice;
-use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::future::join_all;
 use tidepool_client::{Client, Error, ObjectInfo, PutOutcome};
-use tokio::sync::Semaphore;
-use tokio::task::JoinError;
 
 use crate::error::{failed, guarded, invalid};
 use crate::store::{INTERNAL, MISSING, bytes, existence, put_options, removal, runtime, tidepool_store};
-
-/// Reads of one batch that are under way at a time.
-const READS: usize = 4;
 
 /// A key or a value.
 #[repr(C)]
@@ -86,31 +79,16 @@ pub unsafe extern "C" fn tidepool_get_batch(
         .iter()
         .map(|room| match room.length {
             0 => &mut [][..],
-            // SAFETY: as the caller promised; every task that holds one has ended before this call returns.
+            // SAFETY: as the caller promised; no read is under way any more when this call returns.
             length => unsafe { slice::from_raw_parts_mut(room.start.cast(), length) },
         })
         .collect();
-    let get = |client: &'static Client| async move {
-        let turns = Arc::new(Semaphore::new(READS));
-        let tasks: Vec<_> = keys
-            .into_iter()
-            .zip(buffers)
-            .map(|(key, buffer)| {
-                let turns = Arc::clone(&turns);
-                tokio::spawn(async move {
-                    // Never closed.
-                    let _turn = turns.acquire_owned().await;
-                    client.get_into(key, buffer).await
-                })
-            })
-            .collect();
-        // All of them, whatever becomes of one.
-        Ok(join_all(tasks).await)
-    };
-    let result = |read: Result<Result<Option<ObjectInfo>, Error>, JoinError>| match read {
-        Ok(Ok(info)) => info.map_or(MISSING.into(), |info| info.length.cast_signed()),
-        Ok(Err(error)) => failed(&error).into(),
-        Err(_panicked) => INTERNAL.into(),
+    // Driven to its end below: then no buffer is in use any more.
+    let get =
+        |client: &'static Client| async move { Ok(client.get_batch_into(keys.into_iter().zip(buffers), false).await) };
+    let result = |read: Result<Option<ObjectInfo>, Error>| match read {
+        Ok(info) => info.map_or(MISSING.into(), |info| info.length.cast_signed()),
+        Err(error) => failed(&error).into(),
     };
     // SAFETY: as the caller promised.
     unsafe { many(store, count, results, get, result) }

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::join_all;
 use parking_lot::RwLock;
-use tidepool_client::{Client, Error, Existence, Matching, PutOptions, RemoveOutcome};
-use tokio::sync::Semaphore;
+use tidepool_client::{Client, Error, Existence, Matching, ObjectInfo, PutOptions, RemoveOutcome};
 
 use crate::code::{self, INTERNAL_ERROR, INVALID_PARAMS, OBJECT_HAS_LEASE, OBJECT_NOT_FOUND, REPLICA_IS_NOT_READY};
 use crate::error::StoreError;
@@ -23,8 +21,6 @@ const LEASE: Duration = Duration::from_secs(10);
 const LONGEST_LEASE: Duration = Duration::from_secs(60);
 /// Most copies of an object.
 const MOST_COPIES: usize = 15;
-/// Reads of one batch that are under way at a time.
-const READS: usize = 4;
 
 /// What a soft pin does to a put's object. Objects have no soft pins here: it is checked, and changes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,7 +112,7 @@ impl MooncakeStore {
     }
 
     /// Connects to the node at `master_server_addr` (`host:port`, `unix:/path`; empty: 127.0.0.1:50051), trying for 20 s
-    /// (`MC_STORE_CLIENT_SETUP_RETRIES`). The secret is in the file that `TIDEPOOL_TOKEN_FILE` names. A second call changes
+    /// (as many as `MC_STORE_CLIENT_SETUP_RETRIES` says, and at least 5). The secret is in the file that `TIDEPOOL_TOKEN_FILE` names. A second call changes
     /// nothing. `metadata_server`, sizes and `device_name` are not looked at.
     ///
     /// # Errors
@@ -249,7 +245,7 @@ impl MooncakeStore {
         let (key, client) = (checked(key)?.to_owned(), self.client()?);
         // SAFETY: as the caller promised; the call that has it is over when this returns.
         let buffer = unsafe { target(buffer, size) }.map_err(StoreError::OperationFailed)?;
-        match self.wait(read(client, key, buffer))? {
+        match length(self.wait(async move { client.get_into(key, buffer).await })?) {
             length @ 0.. => Ok(length),
             code => Err(StoreError::OperationFailed(i32::try_from(code).unwrap_or(INTERNAL_ERROR))),
         }
@@ -270,28 +266,23 @@ impl MooncakeStore {
     ) -> Result<Vec<i64>, StoreError> {
         same_lengths(keys.len(), buffers.len(), sizes.len())?;
         let (names, client) = (owned(keys)?, self.client()?);
-        let turns = Arc::new(Semaphore::new(READS));
-        let targets = buffers.iter().zip(sizes).map(|(&buffer, &size)| {
-            // SAFETY: as the caller promised; all reads are over when this returns.
-            unsafe { target(buffer, size) }
-        });
-        let reads: Vec<_> = names.into_iter().zip(targets).collect();
-        self.wait(async move {
-            // Each in a task of its own, all of which are waited for whatever becomes of one.
-            let tasks = reads.into_iter().map(|(key, buffer)| {
-                let (client, turns) = (client.clone(), Arc::clone(&turns));
-                tokio::spawn(async move {
-                    // Never closed.
-                    let _turn = turns.acquire_owned().await;
-                    match buffer {
-                        Ok(buffer) => read(client, key, buffer).await,
-                        Err(wrong) => wrong.into(),
-                    }
-                })
-            });
-            let tasks: Vec<_> = tasks.collect();
-            join_all(tasks).await.into_iter().map(|read| read.unwrap_or(INTERNAL_ERROR.into())).collect()
-        })
+        let mut codes = vec![0; keys.len()];
+        let (mut places, mut items) = (Vec::new(), Vec::new());
+        for (place, ((key, &buffer), &size)) in names.into_iter().zip(buffers).zip(sizes).enumerate() {
+            // SAFETY: as the caller promised; no read is under way any more when this returns.
+            match unsafe { target(buffer, size) } {
+                Ok(buffer) => {
+                    places.push(place);
+                    items.push((key, buffer));
+                }
+                Err(wrong) => codes[place] = wrong.into(),
+            }
+        }
+        let read = self.wait(async move { client.get_batch_into(items, false).await })?;
+        for (place, read) in places.into_iter().zip(read) {
+            codes[place] = length(read);
+        }
+        Ok(codes)
     }
 
     /// The object's bytes.
@@ -439,8 +430,8 @@ impl MooncakeStore {
 }
 
 /// The object's length, or a code.
-async fn read(client: Client, key: String, buffer: &'static mut [u8]) -> i64 {
-    match client.get_into(key, buffer).await {
+fn length(read: Result<Option<ObjectInfo>, Error>) -> i64 {
+    match read {
         Ok(Some(info)) => info.length.cast_signed(),
         Ok(None) => OBJECT_NOT_FOUND.into(),
         Err(error) => code::of(&error).into(),

@@ -63,12 +63,17 @@ impl Client {
     }
 
     /// Reads the object where it was a moment ago; `None` if it has to be asked for.
-    pub(crate) async fn get_known(&self, message: &proto::GetRequest, target: &mut impl Target) -> Option<ObjectInfo> {
+    pub(crate) async fn get_known(
+        &self,
+        message: &proto::GetRequest,
+        target: &mut impl Target,
+        deadline: Instant,
+    ) -> Option<ObjectInfo> {
         if !message.may_refer || message.fresh || !message.version.is_empty() {
             return None;
         }
         let elsewhere = self.known_place(&message.key)?;
-        self.get_there(&elsewhere, message, target, Instant::now() + self.settings().deadline).await
+        self.get_there(&elsewhere, message, target, deadline).await
     }
 
     /// Reads exactly the version that is elsewhere into `target`. `None`: it could not be had there, so that the node that

@@ -9,8 +9,8 @@ use tidepool_metadata::proto;
 use tonic::{Code, Status};
 
 use crate::{
-    BatchGot, Client, ClientSettings, Error, ErrorKind, Existence, GetOptions, Matching, PutOptions, PutOutcome,
-    RemoveOutcome,
+    BatchGot, Client, ClientSettings, Error, ErrorKind, Existence, GetOptions, Matching, ObjectInfo, PutOptions,
+    PutOutcome, RemoveOutcome,
 };
 use fake::{Fake, status};
 
@@ -100,6 +100,61 @@ async fn a_flipped_bit_is_read_again_and_never_returned() {
     fake.state().damaged_gets = u32::MAX;
     let error = client.get("k").await.expect_err("all reads are damaged");
     assert_eq!((error.kind(), error.reason()), (ErrorKind::Corrupt, "CHECKSUM_MISMATCH"));
+}
+
+/// A buffer that is handed back when the client has done with it.
+struct Room {
+    place: usize,
+    bytes: Vec<u8>,
+    back: std::sync::mpsc::Sender<(usize, Vec<u8>)>,
+}
+
+impl AsMut<[u8]> for Room {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.back.send((self.place, std::mem::take(&mut self.bytes))).expect("the test waits");
+    }
+}
+
+#[tokio::test]
+async fn each_object_of_a_batch_comes_to_its_place_or_says_why_not() {
+    let (_fake, client) = connected().await;
+    for length in [9, 0, 70_000] {
+        client.put(format!("k{length}"), bytes(length), &PutOptions::default()).await.expect("stored");
+    }
+    let (back, rooms) = std::sync::mpsc::channel();
+    let lengths = [9, 10, 70_001, 8, 1, 1];
+    let room = |(place, length)| Room { place, bytes: vec![7; length], back: back.clone() };
+    let items = ["k9", "k0", "k70000", "k9", "none", ""].into_iter().zip(lengths.into_iter().enumerate().map(room));
+    let read = client.get_batch_into(items, true).await;
+    let told = |read: &Result<Option<ObjectInfo>, Error>| match read {
+        Ok(info) => Ok(info.as_ref().map(|info| info.length)),
+        Err(error) => Err(error.reason().to_owned()),
+    };
+    let refused = |reason: &str| Err(reason.to_owned());
+    let expected = [Ok(Some(9)), Ok(Some(0)), Ok(Some(70_000)), refused("BAD_RANGE"), Ok(None), refused("KEY_EMPTY")];
+    assert_eq!(read.iter().map(told).collect::<Vec<_>>(), expected);
+    let mut rooms: Vec<_> = rooms.try_iter().collect();
+    rooms.sort_unstable();
+    assert_eq!(rooms.len(), lengths.len(), "none is in use any more");
+    assert!(rooms[0].1 == bytes(9) && rooms[1].1 == [7; 10]);
+    assert!(rooms[2].1[..70_000] == bytes(70_000) && rooms[2].1[70_000] == 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_ends_by_one_deadline() {
+    let (fake, client) = connected().await;
+    fake.state().is_stuck = true;
+    let began = tokio::time::Instant::now();
+    let read = client.get_batch_into((0..40).map(|number| (format!("k{number}"), vec![0; 8])), false).await;
+    assert!(read.len() == 40 && read.iter().all(Result::is_err));
+    // Of a clock that goes only while everybody waits.
+    assert!(began.elapsed() < client.settings().deadline * 2, "{:?}", began.elapsed());
 }
 
 #[tokio::test]
