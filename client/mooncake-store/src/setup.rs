@@ -1,22 +1,26 @@
 //! What `setup` is told, and the client that comes of it.
 
-use std::time::{Duration, Instant};
+use std::str::FromStr;
+use std::time::Duration;
 
-use tidepool_client::{Client, ClientSettings, ErrorKind};
+use tidepool_client::{Client, ClientBuilder, ClientSettings, ErrorKind};
+use tokio::time::Instant;
 
 use crate::code::{self, INTERNAL_ERROR, INVALID_PARAMS, NOT_SUPPORTED};
 
 const DEFAULT_MASTER: &str = "127.0.0.1:50051";
-/// How often a node that can't be reached is tried, and the pause from one attempt's begin to the next.
-const ATTEMPTS: u64 = 20;
+/// How often a node that can't be reached is tried, and the time from one attempt's begin to the next.
+const ATTEMPTS: u32 = 20;
 const ATTEMPT: Duration = Duration::from_secs(1);
+/// What a node that answers slowly is given, at least. Other attempts may be left out for it.
+const PATIENCE: Duration = Duration::from_secs(5);
 const DEADLINE_MS: u64 = 30_000;
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-fn number(name: &str, default: u64) -> u64 {
+fn number<T: FromStr>(name: &str, default: T) -> T {
     variable(name).and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
@@ -57,22 +61,33 @@ pub(crate) fn endpoint(master: &str) -> Result<String, i32> {
     }
 }
 
-/// Connects to the node; asks again while nothing answers there.
+/// Connects to the node, as the environment says.
 pub(crate) async fn connect(endpoint: String) -> Result<Client, i32> {
     let deadline = Duration::from_millis(number("MC_RPC_TIMEOUT_MS", DEADLINE_MS).max(1));
     let same_host = variable("TIDEPOOL_SAME_HOST").is_none_or(|value| value != "0");
-    let attempts = number("MC_STORE_CLIENT_SETUP_RETRIES", ATTEMPTS).max(1);
-    for attempt in 1..=attempts {
+    let settings = ClientSettings { deadline, same_host, ..ClientSettings::default() };
+    let mut builder = Client::builder().endpoint(&endpoint).settings(settings);
+    if let Some(path) = variable("TIDEPOOL_TOKEN_FILE") {
+        builder = builder.token_file(path.as_ref()).map_err(|error| {
+            tracing::error!(path, %error, "read the token");
+            INVALID_PARAMS
+        })?;
+    }
+    reach(&endpoint, builder, number("MC_STORE_CLIENT_SETUP_RETRIES", ATTEMPTS)).await
+}
+
+/// Asks again while nothing answers, a second for each attempt.
+async fn reach(endpoint: &str, builder: ClientBuilder, attempts: u32) -> Result<Client, i32> {
+    let until = Instant::now() + (ATTEMPT * attempts).max(PATIENCE);
+    let mut next = Instant::now();
+    for attempt in 1..=attempts.max(1) {
+        tokio::time::sleep_until(next).await;
         let began = Instant::now();
-        let settings = ClientSettings { deadline, same_host, ..ClientSettings::default() };
-        let mut builder = Client::builder().endpoint(&endpoint).settings(settings);
-        if let Some(path) = variable("TIDEPOOL_TOKEN_FILE") {
-            builder = builder.token_file(path.as_ref()).map_err(|error| {
-                tracing::error!(path, %error, "read the token");
-                INVALID_PARAMS
-            })?;
+        if began >= until {
+            break;
         }
-        let connected = tokio::time::timeout(5 * ATTEMPT, builder.connect()).await;
+        next = until.min(began + ATTEMPT);
+        let connected = tokio::time::timeout_at(until.min(began + PATIENCE), builder.clone().connect()).await;
         match connected {
             Ok(Ok(client)) => return Ok(client),
             Ok(Err(error)) if !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Deadline) => {
@@ -81,9 +96,6 @@ pub(crate) async fn connect(endpoint: String) -> Result<Client, i32> {
             }
             Ok(Err(error)) => tracing::warn!(endpoint, attempt, attempts, %error, "the node does not answer"),
             Err(_) => tracing::warn!(endpoint, attempt, attempts, "the node does not answer"),
-        }
-        if attempt < attempts {
-            tokio::time::sleep(ATTEMPT.saturating_sub(began.elapsed())).await;
         }
     }
     Err(INTERNAL_ERROR)
@@ -101,5 +113,22 @@ mod tests {
         assert_eq!(endpoint("etcd://host:2379"), Err(NOT_SUPPORTED));
         assert_eq!(check_protocol("TCP"), Ok(()));
         assert_eq!(check_protocol("ascend"), Err(INVALID_PARAMS));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_says_nothing_is_given_up_in_time() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let endpoint = silent.local_addr().expect("is bound").to_string();
+        for (attempts, seconds) in [(20, 20), (2, 5)] {
+            let began = Instant::now();
+            let builder = Client::builder().endpoint(&endpoint);
+            assert!(matches!(reach(&endpoint, builder, attempts).await, Err(INTERNAL_ERROR)));
+            // Of a clock that goes only while everybody waits; it counts in milliseconds.
+            assert!(
+                began.elapsed() <= Duration::from_secs(seconds) + Duration::from_millis(5),
+                "{:?}",
+                began.elapsed()
+            );
+        }
     }
 }

@@ -6,6 +6,7 @@ import time
 from typing import NamedTuple, Optional, Tuple
 
 import tidepool
+from tidepool._arguments import connection as arguments
 from tidepool._native import Connection
 
 from . import _codes
@@ -17,6 +18,8 @@ DEFAULT_SEGMENT_BYTES = 16 << 20
 # Transports that every machine has, and how a client of the catalog alone calls itself.
 _PLAIN = ("", "tcp", "rpc_only", "local", "p2p")
 _ONE_ATTEMPT_SECONDS = 1.0
+# What a node that answers slowly is given, at least. Other attempts may be left out for it.
+_PATIENCE_SECONDS = 5.0
 
 
 class Settings(NamedTuple):
@@ -110,24 +113,25 @@ def connect(settings: Settings) -> Tuple[int, Optional[Connection]]:
 def _connect(endpoint: str, tenant: str) -> Tuple[int, Optional[Connection]]:
     attempts = max(1, int(os.environ.get("MC_STORE_CLIENT_SETUP_RETRIES", "20")))
     deadline = max(0.001, int(os.environ.get("MC_RPC_TIMEOUT_MS", "30000")) / 1000)
-    token_file = os.environ.get("TIDEPOOL_TOKEN_FILE")
+    until = time.monotonic() + max(attempts * _ONE_ATTEMPT_SECONDS, _PATIENCE_SECONDS)
+    began = float("-inf")
     for attempt in range(attempts):
+        time.sleep(max(0.0, min(began + _ONE_ATTEMPT_SECONDS, until) - time.monotonic()))
         began = time.monotonic()
+        if began >= until:
+            break
         try:
-            token = None
-            if token_file:
-                with open(token_file, encoding="ascii") as file:
-                    token = file.read()
-            # One quick look first, then the connection that stays, whose calls have the whole deadline.
-            probe = Connection.connect(False, [endpoint], token, tenant, _ONE_ATTEMPT_SECONDS * 5, 2.0, 1, 0, False, False)
+            # One quick look of two calls first, then the connection that stays, whose calls have the whole deadline.
+            patience = min(_PATIENCE_SECONDS, until - began) / 2
+            look = {"deadline": patience, "connections": 1, "retries": 0, "local_reads": False, "same_host": False}
+            probe = Connection.connect(False, *arguments(endpoint, tenant=tenant, **look))
             probe.exists(False, ["tidepool/setup"], None, False)
             probe.close()
             same_host = os.environ.get("TIDEPOOL_SAME_HOST", "1").strip() != "0"
-            return _codes.OK, Connection.connect(False, [endpoint], token, tenant, deadline, 2.0, 4, 5, True, same_host)
+            stay = arguments(endpoint, tenant=tenant, deadline=deadline, same_host=same_host)
+            return _codes.OK, Connection.connect(False, *stay)
         except (tidepool.UnavailableError, tidepool.DeadlineError) as error:
             log.warning("master %s, attempt %d of %d: %s", endpoint, attempt + 1, attempts, error)
-            if attempt + 1 < attempts:
-                time.sleep(max(0.0, _ONE_ATTEMPT_SECONDS - (time.monotonic() - began)))
         except (tidepool.TidepoolError, OSError) as error:
             log.error("master %s: %s", endpoint, error)
             return _codes.code(error), None

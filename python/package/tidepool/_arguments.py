@@ -11,30 +11,41 @@ Size = Union[int, str]
 Path = Union[str, "os.PathLike[str]"]
 
 
+# Of a connection, if nothing else is said.
+DEADLINE = 30.0
+CONNECT_TIMEOUT = 2.0
+CONNECTIONS = 4
+RETRIES = 5
+
+
 def connection(
     endpoint: Optional[Endpoints],
-    token: Optional[str],
-    token_file: Optional[Union[str, "os.PathLike[str]"]],
-    tenant: str,
-    deadline: float,
-    connect_timeout: float,
-    connections: int,
-    retries: int,
-    local_reads: bool,
-    same_host: bool,
+    token: Optional[str] = None,
+    token_file: Optional[Path] = None,
+    tenant: str = "",
+    deadline: float = DEADLINE,
+    connect_timeout: float = CONNECT_TIMEOUT,
+    connections: int = CONNECTIONS,
+    retries: int = RETRIES,
+    local_reads: bool = True,
+    same_host: bool = True,
 ) -> tuple:
     """The arguments of ``Connection.connect``."""
     if endpoint is None:
         endpoint = os.environ.get("TIDEPOOL_ENDPOINT", "127.0.0.1:7420")
     endpoints = [endpoint] if isinstance(endpoint, str) else list(endpoint)
     if token is None:
-        token_file = token_file or os.environ.get("TIDEPOOL_TOKEN_FILE")
+        token_file = _secret_file(token_file)
         if token_file:
             with open(token_file, encoding="ascii") as file:
                 token = file.read()
     elif token_file:
         raise InvalidError("give a token or a token file, not both", "BAD_ARGUMENT", field="token_file")
     return endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads, same_host
+
+
+def _secret_file(given: Optional[Path]) -> Optional[Path]:
+    return given or os.environ.get("TIDEPOOL_TOKEN_FILE")
 
 
 def embedded(
@@ -46,7 +57,7 @@ def embedded(
     data: Optional[Path],
     listen: str,
     advertise: Optional[str],
-    secret_file: Optional[Path],
+    token_file: Optional[Path],
     settings: Optional[Mapping[str, object]],
 ) -> List[str]:
     """The settings of an instance, as ``tidepool serve --set`` takes them."""
@@ -55,7 +66,7 @@ def embedded(
         "dram.capacity": dram,
         "grpc.listen": listen,
         "cluster.advertise": advertise,
-        "cluster.secret_file": secret_file or os.environ.get("TIDEPOOL_TOKEN_FILE"),
+        "cluster.secret_file": _secret_file(token_file),
         "data": data,
     }
     if nvme is not None:

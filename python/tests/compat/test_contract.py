@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from mooncake import _setup
 from mooncake.store import (
     BufferHandle,
     BufferPool,
@@ -16,6 +17,8 @@ from mooncake.store import (
     SoftPinAction,
     bind_to_numa_node,
 )
+
+import tidepool
 
 MISSING, INVALID, LEASED, UNSUPPORTED = -704, -600, -706, -1012
 
@@ -90,6 +93,35 @@ def test_what_setup_can_not_mean_is_a_code(node, monkeypatch):
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     assert store.setup(setup_of(node, protocol="rdma")) == 0
     store.close()
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize("attempts, most", [("20", 20.0), ("1", 5.0)])
+def test_setup_gives_a_silent_node_up_in_time(monkeypatch, attempts, most):
+    clock = Clock()
+
+    class Silent:
+        @staticmethod
+        def connect(*arguments):
+            clock.sleep(arguments[4])
+            raise tidepool.DeadlineError("no answer", "DEADLINE")
+
+    monkeypatch.setattr(_setup, "time", clock)
+    monkeypatch.setattr(_setup, "Connection", Silent)
+    monkeypatch.setenv("MC_STORE_CLIENT_SETUP_RETRIES", attempts)
+    settings = _setup.Settings("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "127.0.0.1:1")
+    assert _setup.connect(settings) == (-1, None)
+    assert clock.now - 1000.0 <= most
 
 
 def calls(store, memory):
