@@ -29,6 +29,8 @@ use std::time::Duration;
 
 use tidepool_client::{Client, ClientBuilder};
 use tidepool_metadata::ErrorKind;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use self::temporary::Temporary;
 use crate::auth::Auth;
@@ -44,13 +46,38 @@ const DEFAULTS: [&str; 4] =
 /// How long the cluster's catalog may take to answer an instance that was let in.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running instance. Dropped without [`Embedded::leave`] or [`Embedded::shutdown`] it goes on until its runtime ends, and then
-/// counts as a process that was killed.
+/// A running instance. Dropped without [`Embedded::leave`] or [`Embedded::shutdown`] it serves nobody any more, and counts as a
+/// process that was killed; what still runs of it, and its temporary folders, go with its runtime.
 pub struct Embedded {
     server: Server,
     token: Option<String>,
-    /// Its folders, if nobody gave one; they go when everything has ended.
-    temporary: Vec<Temporary>,
+    temporary: Option<Folders>,
+}
+
+/// Temporary folders, which go when they are told that nothing uses them, or with the runtime.
+struct Folders {
+    unused: oneshot::Sender<()>,
+    keeper: JoinHandle<()>,
+}
+
+impl Folders {
+    fn keep(folders: Vec<Temporary>) -> Self {
+        let (unused, told) = oneshot::channel();
+        let keeper = tokio::spawn(async move {
+            let _folders = folders;
+            if told.await.is_err() {
+                // The instance was dropped, and may be running: the runtime ends this task.
+                std::future::pending().await
+            }
+        });
+        Self { unused, keeper }
+    }
+
+    async fn remove(self) {
+        // It waits for this.
+        let _told = self.unused.send(());
+        let _removed = self.keeper.await;
+    }
 }
 
 impl Embedded {
@@ -109,6 +136,7 @@ impl Embedded {
             });
             return Err(error);
         }
+        let temporary = (!temporary.is_empty()).then(|| Folders::keep(temporary));
         Ok(Self { server, token, temporary })
     }
 
@@ -160,7 +188,7 @@ impl Embedded {
     /// Whether its folders go with it.
     #[must_use]
     pub fn is_temporary(&self) -> bool {
-        !self.temporary.is_empty()
+        self.temporary.is_some()
     }
 
     /// Ends the instance for good: what others take over within `hand_over` stays in the store; of the rest the copies here are
@@ -171,7 +199,9 @@ impl Embedded {
     pub async fn leave(self, hand_over: Duration) -> Result<u64, Error> {
         let Self { server, temporary, .. } = self;
         let left = server.leave(hand_over).await;
-        drop(temporary);
+        if let Some(folders) = temporary {
+            folders.remove().await;
+        }
         left
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::Value as Json;
 use tidepool_client::{Client, Durability, ErrorKind, PutOptions, PutOutcome};
-use tidepool_server::Embedded;
+use tidepool_server::{Config, Embedded};
 
 use crate::common::TestServer;
 
@@ -17,11 +17,15 @@ fn value(length: usize) -> Bytes {
     (0..length).map(|index| (index * 7 % 251) as u8).collect()
 }
 
-async fn embedded(node: &TestServer, settings: &[&str]) -> Embedded {
+fn config(node: &TestServer, settings: &[&str]) -> Config {
     let join = format!("cluster.join=['{}']", node.server.addresses().grpc);
     let mut all = vec![join, "dram.capacity=32MiB".to_owned(), "store.slice_bytes=256KiB".to_owned()];
     all.extend(settings.iter().map(ToString::to_string));
-    Embedded::start(Embedded::config(&all).unwrap()).await.unwrap()
+    Embedded::config(&all).unwrap()
+}
+
+async fn embedded(node: &TestServer, settings: &[&str]) -> Embedded {
+    Embedded::start(config(node, settings)).await.unwrap()
 }
 
 async fn fill(client: &Client) {
@@ -81,6 +85,24 @@ async fn what_an_instance_holds_is_the_clusters_and_stays_there_when_it_leaves()
     assert!(!folder.exists());
     check(&other).await;
     assert_eq!(rows(&node, "/v1/nodes", "nodes").await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_folders_of_one_that_is_dropped_stay_as_long_as_it_may_run() {
+    let node = TestServer::start().await;
+    let disk = tempfile::tempdir().unwrap();
+    let lent = format!("nvme.path='{}'", disk.path().display());
+    let config = config(&node, &["nvme.enabled=true", "nvme.capacity=64MiB", "nvme.region_bytes=1MiB", &lent]);
+    let own = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let started = own.spawn(async move {
+        let instance = Embedded::start(config).await.unwrap();
+        instance.addresses().data.clone()
+    });
+    let folder = started.await.unwrap();
+    let used = || std::fs::read_dir(disk.path()).unwrap().count();
+    assert!(folder.join("catalog").exists() && used() == 1);
+    tokio::task::spawn_blocking(move || drop(own)).await.unwrap();
+    assert!(!folder.exists() && used() == 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
