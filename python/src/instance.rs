@@ -7,13 +7,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tidepool_server::config::Telemetry;
 use tidepool_server::{Embedded, Error, telemetry};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::RwLock;
+use tokio::task::{JoinError, JoinHandle};
 
 use crate::completion::Caller;
+use crate::connection::Connection;
 use crate::convert::seconds;
 use crate::failure::{Reason, of_server};
 use crate::runtime::Origin;
@@ -41,16 +46,13 @@ impl Drop for Own {
     }
 }
 
-struct Running {
-    embedded: Embedded,
-    runtime: Own,
-}
-
 /// An instance. See `tidepool.Store.embedded`.
 #[pyclass(module = "tidepool._native", frozen)]
 pub(crate) struct Instance {
-    /// `None` once it has ended.
-    running: Mutex<Option<Arc<Running>>>,
+    /// Taken by who ends it: `None` from then on.
+    runtime: Mutex<Option<Own>>,
+    /// Calls read; who ends it waits for them, and takes it.
+    embedded: Arc<RwLock<Option<Embedded>>>,
     origin: Origin,
     /// Where its own process reaches it.
     #[pyo3(get)]
@@ -70,14 +72,17 @@ impl Drop for Instance {
     fn drop(&mut self) {
         if !self.origin.is_here() {
             // Its threads are in another process.
-            std::mem::forget(self.running.get_mut().take());
+            std::mem::forget((self.runtime.get_mut().take(), Arc::clone(&self.embedded)));
         }
     }
 }
 
-fn answer<T>(py: Python<'_>, done: Result<Result<T, Error>, tokio::task::JoinError>) -> PyResult<T> {
+/// `None`: it had ended already.
+fn answer<T>(py: Python<'_>, done: Result<Option<Result<T, Error>>, JoinError>) -> PyResult<T> {
     match done {
-        Ok(done) => done.map_err(|error| of_server(py, &error)),
+        Ok(done) => done.ok_or_else(ended)?.map_err(|error| of_server(py, &error)),
+        // With its runtime.
+        Err(error) if error.is_cancelled() => Err(ended()),
         Err(error) => Err(Reason::Internal.error(&format!("the instance's task ended: {error}"))),
     }
 }
@@ -91,30 +96,48 @@ fn caller(awaits: bool) -> Caller {
 }
 
 impl Instance {
-    fn running(&self) -> PyResult<(Arc<Running>, Handle)> {
+    /// Runs a call of the instance. One that comes too late, or is overtaken by the end, is told so.
+    fn call<T: Send + 'static>(
+        &self,
+        call: impl for<'a> FnOnce(&'a Embedded) -> BoxFuture<'a, Result<T, Error>> + Send + 'static,
+    ) -> PyResult<JoinHandle<Option<Result<T, Error>>>> {
         self.origin.check()?;
-        let running = self.running.lock().clone().ok_or_else(ended)?;
-        let handle = running.runtime.handle()?;
-        Ok((running, handle))
+        let handle = self.runtime.lock().as_ref().ok_or_else(ended)?.handle()?;
+        let embedded = Arc::clone(&self.embedded);
+        Ok(handle.spawn(async move {
+            match &*embedded.read().await {
+                Some(embedded) => Some(call(embedded).await),
+                None => None,
+            }
+        }))
     }
 
-    /// Ends it by `end`; what comes meanwhile is told that it has ended.
-    fn end<'py, F>(&self, py: Python<'py>, awaits: bool, end: impl FnOnce(Embedded) -> F) -> PyResult<Bound<'py, PyAny>>
+    /// Ends it by `end` when the calls that are under way have ended, and closes the connection to it at once.
+    fn end<'py, F>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        connection: Option<&Connection>,
+        end: impl FnOnce(Embedded) -> F + Send + 'static,
+    ) -> PyResult<Bound<'py, PyAny>>
     where
         F: Future<Output = Result<u64, Error>> + Send + 'static,
     {
         self.origin.check()?;
-        let running = self.running.lock().take().ok_or_else(ended)?;
-        let Running { embedded, runtime } = match Arc::try_unwrap(running) {
-            Ok(running) => running,
-            Err(running) => {
-                *self.running.lock() = Some(running);
-                return Err(Reason::InUse.error("a call of the instance is under way"));
+        let runtime = self.runtime.lock().take().ok_or_else(ended)?;
+        if let Some(connection) = connection {
+            connection.close(py)?;
+        }
+        let embedded = Arc::clone(&self.embedded);
+        let ending = runtime.handle()?.spawn(async move {
+            let embedded = embedded.write().await.take();
+            match embedded {
+                Some(embedded) => Some(end(embedded).await),
+                None => None,
             }
-        };
-        let ended = runtime.handle()?.spawn(end(embedded));
+        });
         let ended = async move {
-            let ended = ended.await;
+            let ended = ending.await;
             drop(runtime);
             ended
         };
@@ -142,7 +165,7 @@ impl Instance {
             (started, runtime)
         };
         caller(awaits).run(py, started, |py, (started, runtime)| {
-            let embedded = answer(py, started)?;
+            let embedded = answer(py, started.map(Some))?;
             let addresses = embedded.addresses();
             let address = addresses.grpc.to_string();
             let endpoint = addresses.unix.as_ref().map_or(address.clone(), |path| format!("unix:{}", path.display()));
@@ -151,7 +174,8 @@ impl Instance {
                 address,
                 node: embedded.server().node().service().identity().0.to_string(),
                 temporary: embedded.is_temporary(),
-                running: Mutex::new(Some(Arc::new(Running { embedded, runtime }))),
+                runtime: Mutex::new(Some(runtime)),
+                embedded: Arc::new(RwLock::new(Some(embedded))),
                 origin: Origin::here(),
             };
             Ok(Py::new(py, instance)?.into_any())
@@ -159,14 +183,20 @@ impl Instance {
     }
 
     /// Ends it for good, after others had `hand_over` seconds to take over what it holds; how many copies were given up.
-    fn leave<'py>(&self, py: Python<'py>, awaits: bool, hand_over: f64) -> PyResult<Bound<'py, PyAny>> {
+    fn leave<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        hand_over: f64,
+        connection: Option<&Connection>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let hand_over: Duration = seconds("hand_over", hand_over)?;
-        self.end(py, awaits, move |embedded| embedded.leave(hand_over))
+        self.end(py, awaits, connection, move |embedded| embedded.leave(hand_over))
     }
 
     /// Stops it, to come back with its data folder.
-    fn stop<'py>(&self, py: Python<'py>, awaits: bool) -> PyResult<Bound<'py, PyAny>> {
-        self.end(py, awaits, |embedded| async move { embedded.shutdown().await.map(|()| 0) })
+    fn stop<'py>(&self, py: Python<'py>, awaits: bool, connection: Option<&Connection>) -> PyResult<Bound<'py, PyAny>> {
+        self.end(py, awaits, connection, |embedded| async move { embedded.shutdown().await.map(|()| 0) })
     }
 
     /// Puts the NVMe tier into service again; how many records were found.
@@ -177,16 +207,14 @@ impl Instance {
         path: Option<PathBuf>,
         capacity: Option<u64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (running, handle) = self.running()?;
-        let attached = handle.spawn(async move { running.embedded.attach_nvme(path, capacity).await });
+        let attached = self.call(move |embedded| embedded.attach_nvme(path, capacity).boxed())?;
         caller(awaits)
             .run(py, attached, |py, attached| Ok(answer(py, attached)?.into_pyobject(py)?.into_any().unbind()))
     }
 
     /// Takes it out of service.
     fn detach_nvme<'py>(&self, py: Python<'py>, awaits: bool) -> PyResult<Bound<'py, PyAny>> {
-        let (running, handle) = self.running()?;
-        let detached = handle.spawn(async move { running.embedded.detach_nvme().await });
+        let detached = self.call(|embedded| embedded.detach_nvme().boxed())?;
         caller(awaits).run(py, detached, |py, detached| answer(py, detached).map(|()| py.None()))
     }
 }

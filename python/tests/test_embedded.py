@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from node import Node
@@ -93,6 +92,41 @@ def test_what_it_does_not_hand_over_is_missing(node, store, key):
     assert store.put(key, b"anew")
 
 
+@pytest.mark.parametrize("never", [-1.0, float("nan"), float("inf"), 1e300])
+def test_a_time_that_can_not_be_meant_ends_nothing(embedded, key, never):
+    with pytest.raises(tidepool.InvalidError) as error:
+        embedded.leave(hand_over=never)
+    assert error.value.reason == "BAD_ARGUMENT"
+    assert not embedded.closed and embedded.put(key, b"v")
+
+
+def test_its_end_waits_for_calls_that_are_under_way(node, tmp_path):
+    async def use():
+        store = await tidepool.AsyncStore.embedded(node.grpc, nvme="64MiB", nvme_path=tmp_path, **SMALL)
+        await store.detach_nvme()
+        attached, left = await asyncio.gather(store.attach_nvme(), store.leave(hand_over=0), return_exceptions=True)
+        # Which of the two comes first is not said; the second is told if the first was the end.
+        assert attached == 0 or attached.reason == "CLOSED"
+        assert left == 0 and store.closed
+
+    asyncio.run(use())
+
+
+def test_one_that_nobody_names_stays_until_the_program_ends(node, store, key):
+    code = """
+import gc, sys, tidepool
+node = tidepool.Store.embedded(sys.argv[1], dram="32MiB")
+node.put(sys.argv[2], b"v")
+del node
+gc.collect()
+with tidepool.Store.connect(sys.argv[1]) as store:
+    assert store.get(sys.argv[2]) == b"v"
+"""
+    returned, output = in_process(code, node.grpc, key)
+    assert returned == 0, output
+    assert store.get(key) == b"v"
+
+
 def test_the_end_of_the_program_closes_it(node, store, key):
     code = """
 import sys, tidepool
@@ -167,7 +201,7 @@ def test_a_child_of_the_process_does_not_touch_it(node, embedded, key):
     child = os.fork()
     if child == 0:
         reasons = []
-        for call in (lambda: embedded.get(key), embedded.detach_nvme, lambda: embedded._instance.leave(False, 0.0)):
+        for call in (lambda: embedded.get(key), embedded.detach_nvme, embedded.leave):
             try:
                 call()
             except tidepool.ConflictError as error:
@@ -198,17 +232,10 @@ def test_settings_that_can_not_be_meant_are_refused(node, wrong, reason):
         tidepool.Store.embedded(node.grpc, unknown=1)
 
 
-def test_a_secret_is_asked_for(tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("a secret of some length, for tests only\n")
-    secret.chmod(0o600)
-    node = Node(tmp_path / "data", more=[f'cluster.secret_file="{secret}"']).start()
-    try:
-        with tidepool.Store.embedded(node.grpc, token_file=secret, **SMALL) as store:
-            assert store.put("k", b"v") and store.get("k") == b"v"
-        with pytest.raises(tidepool.TidepoolError) as error:
-            tidepool.Store.embedded(node.grpc, **SMALL)
-        assert error.value.reason == "FOREIGN_SECRET"
-    finally:
-        node.stop()
-    assert Path(secret).exists()
+def test_a_secret_is_asked_for(guarded_node, secret):
+    with tidepool.Store.embedded(guarded_node.grpc, token_file=secret, **SMALL) as store:
+        assert store.put("k", b"v") and store.get("k") == b"v"
+    with pytest.raises(tidepool.TidepoolError) as error:
+        tidepool.Store.embedded(guarded_node.grpc, **SMALL)
+    assert error.value.reason == "FOREIGN_SECRET"
+    assert secret.exists()

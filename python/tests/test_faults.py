@@ -60,22 +60,13 @@ def test_settings_that_can_not_be_meant_are_refused_by_name(wrong, reason):
     assert error.value.field in ("endpoint", "deadline", "connections", "token", "token_file", "")
 
 
-def test_a_wrong_token_is_denied(tmp_path):
-    from node import Node
-
-    secret = tmp_path / "secret"
-    secret.write_text("a secret of some length, for tests only\n")
-    secret.chmod(0o600)
-    node = Node(tmp_path / "data", more=[f'cluster.secret_file="{secret}"']).start()
-    try:
-        for token in (None, "another"):
-            with pytest.raises(tidepool.DeniedError) as error:
-                tidepool.Store.connect(node.grpc, token=token)
-            assert error.value.reason == "UNAUTHENTICATED"
-        with tidepool.Store.connect(node.grpc, token_file=secret) as store:
-            assert store.put("k", b"v")
-    finally:
-        node.stop()
+def test_a_wrong_token_is_denied(guarded_node, secret):
+    for token in (None, "another"):
+        with pytest.raises(tidepool.DeniedError) as error:
+            tidepool.Store.connect(guarded_node.grpc, token=token)
+        assert error.value.reason == "UNAUTHENTICATED"
+    with tidepool.Store.connect(guarded_node.grpc, token_file=secret) as store:
+        assert store.put("k", b"v")
 
 
 def test_a_closed_store_says_so(node):

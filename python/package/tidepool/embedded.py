@@ -1,9 +1,9 @@
 """``EmbeddedStore`` and its awaited form: stores whose memory is, in part, this process's own."""
 
 import atexit
+import math
 import os
-import weakref
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Mapping, Optional, Set, Union
 
 from . import _arguments, _native
 from ._native import Connection
@@ -11,17 +11,32 @@ from .aio import AsyncStore
 from .errors import InvalidError, TidepoolError, UnimplementedError
 from .store import Store
 
-_OPEN: "weakref.WeakSet[Union[EmbeddedStore, AsyncEmbeddedStore]]" = weakref.WeakSet()
+# An instance ends when it is told to, or with the program, and not when a variable goes: others use what it holds.
+_OPEN: "Set[Union[EmbeddedStore, AsyncEmbeddedStore]]" = set()
 _HAND_OVER = 20.0
 
 
 class _Lender:
     """What both forms know of the instance in this process."""
 
+    _native: Connection
+
     def _lend(self, instance: "_native.Instance", hand_over: float) -> None:
         self._instance = instance
         self._hand_over = hand_over
         self._process = os.getpid()
+
+    def _end(self, awaits: bool, leaves: bool, hand_over: Optional[float] = None) -> Any:
+        """Ends the instance. From when that is sure the store is closed, whatever comes of it."""
+        hand_over = self._hand_over if hand_over is None else hand_over
+        _check_hand_over(hand_over)
+        try:
+            if leaves:
+                return self._instance.leave(awaits, hand_over, self._native)
+            return self._instance.stop(awaits, self._native)
+        finally:
+            if self._native.closed:
+                _OPEN.discard(self)
 
     @property
     def node(self) -> str:
@@ -46,7 +61,7 @@ class EmbeddedStore(_Lender, Store):
     a store like any other: what it puts lies in its own memory, where it reads it without a call; all other clients of the
     cluster find it too. It never votes, and holds a copy of the catalog, about 250 bytes an object.
 
-    :meth:`close` ends it; so does the end of the program. A temporary instance (without ``data``) hands over what it holds
+    :meth:`close` ends it; so does the end of the program, and nothing else: it stays when no variable names it any more. A temporary instance (without ``data``) hands over what it holds
     before it goes. What of it had no other copy, and was not handed over in time, is gone.
     """
 
@@ -103,7 +118,7 @@ class EmbeddedStore(_Lender, Store):
         try:
             native = Connection.connect(False, *options.connection(instance))
         except BaseException:
-            instance.leave(False, 0.0)
+            instance.leave(False, 0.0, None)
             raise
         store = cls(native, instance, hand_over)
         _opened(store)
@@ -129,23 +144,15 @@ class EmbeddedStore(_Lender, Store):
         Returns how many copies were given up. Raises what keeps the cluster from being told: it counts as a node that is
         away then.
         """
-        self._native.close()
-        _OPEN.discard(self)
-        return self._instance.leave(False, self._hand_over if hand_over is None else hand_over)
+        return self._end(False, True, hand_over)
 
     def close(self) -> None:
         """Ends the instance. A temporary one hands over and leaves; one with a data folder may come back.
 
         May be called twice. Its objects that nobody else has can't be read meanwhile.
         """
-        if self._native.closed:
-            return
-        if self.temporary:
-            self.leave()
-            return
-        self._native.close()
-        _OPEN.discard(self)
-        self._instance.stop(False)
+        if not self._native.closed:
+            self._end(False, self.temporary)
 
 
 class AsyncEmbeddedStore(_Lender, AsyncStore):
@@ -185,7 +192,7 @@ class AsyncEmbeddedStore(_Lender, AsyncStore):
         try:
             native = await Connection.connect(True, *options.connection(instance))
         except BaseException:
-            await instance.leave(True, 0.0)
+            await instance.leave(True, 0.0, None)
             raise
         store = cls(native, instance, hand_over)
         _opened(store)
@@ -204,31 +211,17 @@ class AsyncEmbeddedStore(_Lender, AsyncStore):
 
     async def leave(self, hand_over: Optional[float] = None) -> int:
         """Ends the instance for good: see :meth:`EmbeddedStore.leave`. Cancelled, it ends as if it had been killed."""
-        self._native.close()
-        _OPEN.discard(self)
-        return await self._instance.leave(True, self._hand_over if hand_over is None else hand_over)
+        return await self._end(True, True, hand_over)
 
     async def aclose(self) -> None:
         """Ends the instance: see :meth:`EmbeddedStore.close`."""
-        if self._native.closed:
-            return
-        if self.temporary:
-            await self.leave()
-            return
-        self._native.close()
-        _OPEN.discard(self)
-        await self._instance.stop(True)
+        if not self._native.closed:
+            await self._end(True, self.temporary)
 
     def close(self) -> None:
         """As :meth:`aclose`, and blocks until it is done."""
-        if self._native.closed:
-            return
-        self._native.close()
-        _OPEN.discard(self)
-        if self.temporary:
-            self._instance.leave(False, self._hand_over)
-        else:
-            self._instance.stop(False)
+        if not self._native.closed:
+            self._end(False, self.temporary)
 
     async def __aexit__(self, *_exception: object) -> None:
         await self.aclose()
@@ -253,33 +246,19 @@ class _Options:
     ) -> None:
         if not hasattr(_native, "Instance"):
             raise UnimplementedError("this module was built without the feature `embedded`", "UNIMPLEMENTED", None, "")
-        self._token_file = token_file or os.environ.get("TIDEPOOL_TOKEN_FILE")
         self.settings = _arguments.embedded(
-            join, dram, nvme, nvme_path, nvme_write_policy, data, listen, advertise, self._token_file, settings
+            join, dram, nvme, nvme_path, nvme_write_policy, data, listen, advertise, token_file, settings
         )
-        known = {
-            "tenant": "",
-            "deadline": 30.0,
-            "connect_timeout": 2.0,
-            "connections": 4,
-            "retries": 5,
-            "local_reads": True,
-            "same_host": True,
-        }
-        unknown = connection.keys() - known.keys()
-        if unknown:
-            raise TypeError(f"embedded has no option {sorted(unknown)[0]!r}")
-        self._connection = {**known, **connection}
+        # What can't be meant is refused before anything is started.
+        _, *self._connection = _arguments.connection("", token_file=token_file, **connection)
 
     def connection(self, instance: "_native.Instance") -> tuple:
         """The arguments of ``Connection.connect``."""
-        return _arguments.connection(
-            endpoint=instance.endpoint, token=None, token_file=self._token_file, **self._connection
-        )
+        return [instance.endpoint], *self._connection
 
 
 def _check_hand_over(hand_over: float) -> None:
-    if not hand_over >= 0:
+    if not (math.isfinite(hand_over) and hand_over >= 0):
         raise InvalidError(f"hand_over is {hand_over!r}: give seconds", "BAD_ARGUMENT", field="hand_over")
 
 
