@@ -1,5 +1,6 @@
 //! `Connection`: the client's calls. Each is waited for, or awaited if its first argument says so.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -7,7 +8,7 @@ use parking_lot::RwLock;
 use pyo3::BoundObject;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use tidepool_client::{BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo};
+use tidepool_client::{BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo, Tls};
 
 use crate::address::Registry;
 use crate::buffer::{self, Lent, new_bytes};
@@ -15,7 +16,7 @@ use crate::completion::{Caller, wait};
 use crate::convert::{
     Key, Options, answer, data_type, existence, put_options, removal, same_length, seconds, stored, tier,
 };
-use crate::failure::{Reason, of_client};
+use crate::failure::{Reason, of_client, of_transfer};
 use crate::interpreter::detach;
 use crate::runtime::{Origin, runtime};
 use crate::view::view;
@@ -64,9 +65,8 @@ where
 
 #[pymethods]
 impl Connection {
-    /// Connects. `settings` may have: deadline, connect_timeout, connections, retries, local_reads, same_host.
+    /// Connects. `tls`: files with certificate, key and authorities, and the name of nodes.
     #[staticmethod]
-    #[pyo3(signature = (awaits, endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads, same_host))]
     #[expect(clippy::too_many_arguments, reason = "the Python side names them")]
     fn connect<'py>(
         py: Python<'py>,
@@ -80,7 +80,10 @@ impl Connection {
         retries: u32,
         local_reads: bool,
         same_host: bool,
+        tls: Option<(PathBuf, PathBuf, PathBuf, Option<String>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let tls =
+            tls.map(|(certificate, key, authorities, name)| Tls::from_files(&certificate, &key, &authorities, name));
         let settings = ClientSettings {
             deadline: seconds("deadline", deadline)?,
             connect_timeout: seconds("connect_timeout", connect_timeout)?,
@@ -88,6 +91,7 @@ impl Connection {
             retries,
             local_reads,
             same_host,
+            engine_tls: tls.transpose().map_err(|error| of_transfer(py, &error))?,
             ..ClientSettings::default()
         };
         let mut builder = Client::builder().tenant(tenant).settings(settings);
@@ -129,6 +133,12 @@ impl Connection {
     #[getter]
     fn local_hits(&self) -> PyResult<u64> {
         Ok(self.client()?.local_hits())
+    }
+
+    /// Calls that went by the node's engine.
+    #[getter]
+    fn native_calls(&self) -> PyResult<u64> {
+        Ok(self.client()?.native_calls())
     }
 
     /// The value as `bytes`, or a `View` of it; None if there is no such object.
@@ -433,7 +443,7 @@ impl Connection {
         let client = self.client()?;
         let items = crate::raw::items(keys, addresses, lengths)?;
         let registry = &self.registry;
-        let got = wait(py, async { crate::raw::read(&client, registry, items).await })?;
+        let got = wait(py, Box::pin(crate::raw::read(&client, registry, items)))?;
         crate::raw::results(py, got)
     }
 

@@ -29,6 +29,10 @@ def connection(
     retries: int = RETRIES,
     local_reads: bool = True,
     same_host: bool = True,
+    tls_certificate: Optional[Path] = None,
+    tls_key: Optional[Path] = None,
+    tls_authorities: Optional[Path] = None,
+    tls_name: Optional[str] = None,
 ) -> tuple:
     """The arguments of ``Connection.connect``."""
     if endpoint is None:
@@ -41,7 +45,24 @@ def connection(
                 token = file.read()
     elif token_file:
         raise InvalidError("give a token or a token file, not both", "BAD_ARGUMENT", field="token_file")
-    return endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads, same_host
+    tls = _tls(tls_certificate, tls_key, tls_authorities, tls_name)
+    return endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads, same_host, tls
+
+
+def _tls(
+    certificate: Optional[Path], key: Optional[Path], authorities: Optional[Path], name: Optional[str]
+) -> Optional[Tuple[str, str, str, Optional[str]]]:
+    """The files that are given, or named by the environment; all of them, or none."""
+    variables = {"certificate": certificate, "key": key, "authorities": authorities}
+    files = {what: given or os.environ.get(f"TIDEPOOL_TLS_{what.upper()}") for what, given in variables.items()}
+    if not any(files.values()):
+        return None
+    for what, file in files.items():
+        if not file:
+            words = "tls_certificate, tls_key and tls_authorities belong together"
+            raise InvalidError(words, "BAD_ARGUMENT", field=f"tls_{what}")
+    certificate, key, authorities = map(os.fspath, files.values())
+    return certificate, key, authorities, name or os.environ.get("TIDEPOOL_TLS_NAME")
 
 
 def _secret_file(given: Optional[Path]) -> Optional[Path]:
@@ -58,6 +79,7 @@ def embedded(
     listen: str,
     advertise: Optional[str],
     token_file: Optional[Path],
+    tls: Optional[Tuple[str, str, str, Optional[str]]],
     settings: Optional[Mapping[str, object]],
 ) -> List[str]:
     """The settings of an instance, as ``tidepool serve --set`` takes them."""
@@ -69,6 +91,9 @@ def embedded(
         "cluster.secret_file": _secret_file(token_file),
         "data": data,
     }
+    if tls is not None:
+        names = ("engine.tls_certificate", "engine.tls_key", "engine.tls_authorities", "engine.tls_name")
+        named.update(zip(names, tls))
     if nvme is not None:
         named["nvme.enabled"] = True
         named["nvme.capacity"] = nvme

@@ -39,6 +39,10 @@ class AsyncStore:
         retries: int = _arguments.RETRIES,
         local_reads: bool = True,
         same_host: bool = True,
+        tls_certificate: Optional[_arguments.Path] = None,
+        tls_key: Optional[_arguments.Path] = None,
+        tls_authorities: Optional[_arguments.Path] = None,
+        tls_name: Optional[str] = None,
     ) -> "AsyncStore":
         """Connects to a node, and has reached it when this returns."""
         arguments = _arguments.connection(
@@ -52,6 +56,10 @@ class AsyncStore:
             retries,
             local_reads,
             same_host,
+            tls_certificate,
+            tls_key,
+            tls_authorities,
+            tls_name,
         )
         return cls(await Connection.connect(True, *arguments))
 

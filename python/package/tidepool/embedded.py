@@ -104,7 +104,7 @@ class EmbeddedStore(_Lender, Store):
             settings: further settings of a node, such as ``{"nvme.queue_depth": 64, "labels.rack": "r7"}``.
             hand_over: seconds that others have to take over what a temporary instance holds, when it ends.
             connection: as of :meth:`Store.connect`: tenant, deadline, connect_timeout, connections, retries, local_reads,
-                same_host.
+                same_host, and certificates, which are the instance's too.
 
         Raises:
             InvalidError: a setting is out of bounds (``BAD_CONFIG``). UnavailableError: no node let it in within a minute.
@@ -246,11 +246,12 @@ class _Options:
     ) -> None:
         if not hasattr(_native, "Instance"):
             raise UnimplementedError("this module was built without the feature `embedded`", "UNIMPLEMENTED", None, "")
-        self.settings = _arguments.embedded(
-            join, dram, nvme, nvme_path, nvme_write_policy, data, listen, advertise, token_file, settings
-        )
         # What can't be meant is refused before anything is started.
         _, *self._connection = _arguments.connection("", token_file=token_file, **connection)
+        tls = self._connection[-1]
+        self.settings = _arguments.embedded(
+            join, dram, nvme, nvme_path, nvme_write_policy, data, listen, advertise, token_file, tls, settings
+        )
 
     def connection(self, instance: "_native.Instance") -> tuple:
         """The arguments of ``Connection.connect``."""

@@ -39,6 +39,10 @@ class Store:
         retries: int = _arguments.RETRIES,
         local_reads: bool = True,
         same_host: bool = True,
+        tls_certificate: Optional[_arguments.Path] = None,
+        tls_key: Optional[_arguments.Path] = None,
+        tls_authorities: Optional[_arguments.Path] = None,
+        tls_name: Optional[str] = None,
     ) -> "Store":
         """Connects to a node, and has reached it when this returns.
 
@@ -54,9 +58,16 @@ class Store:
             local_reads: read objects in the DRAM of a node on this host without a call. They may be up to 5 s behind
                 removals by others; ``fresh=True`` avoids that.
             same_host: use shared memory and unix sockets with a node on this host; else TCP, as with any other.
+            tls_certificate: PEM file with this program's certificate, for nodes with ``engine.tls_certificate``: what goes by
+                their engines is encrypted then. gRPC is not: it carries what the engines don't, and everything while a node's
+                engine can't be reached or has no certificate that fits. Default: ``$TIDEPOOL_TLS_CERTIFICATE``.
+            tls_key: PEM file with its key, of mode 0600 (``$TIDEPOOL_TLS_KEY``).
+            tls_authorities: PEM file with the authorities of nodes' certificates (``$TIDEPOOL_TLS_AUTHORITIES``).
+            tls_name: name that nodes' certificates bear (``$TIDEPOOL_TLS_NAME``; default: the host that is connected to).
 
         Raises:
-            UnavailableError: nothing answers there. InvalidError: a setting is out of bounds. DeniedError: wrong token.
+            UnavailableError: nothing answers there. InvalidError: a setting is out of bounds, or a certificate can't be used.
+            DeniedError: wrong token.
         """
         arguments = _arguments.connection(
             endpoint,
@@ -69,6 +80,10 @@ class Store:
             retries,
             local_reads,
             same_host,
+            tls_certificate,
+            tls_key,
+            tls_authorities,
+            tls_name,
         )
         return cls(Connection.connect(False, *arguments))
 
@@ -87,6 +102,11 @@ class Store:
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._native.closed
+
+    @property
+    def native_calls(self) -> int:
+        """How many calls went by the node's transfer engine, rather than by gRPC."""
+        return self._native.native_calls
 
     @property
     def local_hits(self) -> int:
