@@ -1,9 +1,11 @@
 """What ``setup`` is told, and the connection that comes of it."""
 
+import ipaddress
 import logging
 import os
+import socket
 import time
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple, Union
 
 import tidepool
 from tidepool._arguments import connection as arguments
@@ -51,9 +53,6 @@ def of_dict(config: dict) -> Settings:
             raise ValueError(f"{names[0]} is missing")
         return default
 
-    def truth(name: str) -> bool:
-        return str(config.get(name, "")).strip().lower() in ("1", "true", "yes", "on")
-
     return Settings(
         text("local_hostname"),
         text("metadata_server"),
@@ -64,10 +63,10 @@ def of_dict(config: dict) -> Settings:
         text("rdma_devices", "device_name", default=""),
         text("master_server_addr", "master_server_address", default=DEFAULT_MASTER),
         None,
-        truth("enable_ssd_offload"),
+        is_true(str(config.get("enable_ssd_offload", ""))),
         text("ssd_offload_path", default=""),
         text("tenant_id", default="default"),
-        truth("enable_client_http_server"),
+        is_true(str(config.get("enable_client_http_server", ""))),
         int(config.get("client_http_port", 9300)),
     )
 
@@ -89,11 +88,23 @@ def check_protocol(protocol: str) -> int:
 
 def may_fall_back() -> bool:
     """Whether the caller allows TCP where RDMA was asked for."""
-    return os.environ.get("MC_FORCE_TCP", "").strip().lower() in ("1", "true", "yes", "on")
+    return is_true(os.environ.get("MC_FORCE_TCP", ""))
 
 
-def connect(settings: Settings) -> Tuple[int, Optional[Connection]]:
-    """A connection to the node that is named as master; asks again while nothing answers there."""
+def is_true(text: str) -> bool:
+    return text.strip().lower() in ("1", "true", "yes", "on")
+
+
+def lends_segment(settings: Settings) -> bool:
+    """Whether this process lends the segment: nodes do, unless the environment says otherwise."""
+    return settings.global_segment_size > 0 and is_true(os.environ.get("TIDEPOOL_LEND_SEGMENT", ""))
+
+
+def connect(settings: Settings) -> Tuple[int, Optional[tidepool.Store]]:
+    """A store of the node that is named as master; asks again while nothing answers there.
+
+    With ``TIDEPOOL_LEND_SEGMENT=1`` it is one that lends the segment of the settings to that node's cluster.
+    """
     wrong = check_protocol(settings.protocol)
     if wrong:
         return wrong, None
@@ -104,15 +115,23 @@ def connect(settings: Settings) -> Tuple[int, Optional[Connection]]:
     if separator and scheme not in ("http", "unix"):
         log.error("master %r: name the address of a node, %s is not used here", endpoint, scheme)
         return _codes.NOT_SUPPORTED, None
-    if settings.enable_ssd_offload:
+    lends = lends_segment(settings)
+    if lends and endpoint.startswith("unix:"):
+        log.error("master %r: to lend a segment, name the node by host:port", endpoint)
+        return _codes.INVALID_PARAMS, None
+    if settings.enable_ssd_offload and not lends:
         log.info("SSD offload is a setting of the node; it is not changed by this client")
-    tenant = "" if settings.tenant_id in ("", "default") else settings.tenant_id
-    return _connect(endpoint, tenant)
+    return _reach(endpoint, settings, lends)
 
 
-def _connect(endpoint: str, tenant: str) -> Tuple[int, Optional[Connection]]:
+def _reach(endpoint: str, settings: Settings, lends: bool) -> Tuple[int, Optional[tidepool.Store]]:
     attempts = max(1, int(os.environ.get("MC_STORE_CLIENT_SETUP_RETRIES", "20")))
-    deadline = max(0.001, int(os.environ.get("MC_RPC_TIMEOUT_MS", "30000")) / 1000)
+    tenant = "" if settings.tenant_id in ("", "default") else settings.tenant_id
+    stay = {
+        "tenant": tenant,
+        "deadline": max(0.001, int(os.environ.get("MC_RPC_TIMEOUT_MS", "30000")) / 1000),
+        "same_host": os.environ.get("TIDEPOOL_SAME_HOST", "1").strip() != "0",
+    }
     until = time.monotonic() + max(attempts * _ONE_ATTEMPT_SECONDS, _PATIENCE_SECONDS)
     began = float("-inf")
     for attempt in range(attempts):
@@ -127,12 +146,39 @@ def _connect(endpoint: str, tenant: str) -> Tuple[int, Optional[Connection]]:
             probe = Connection.connect(False, *arguments(endpoint, tenant=tenant, **look))
             probe.exists(False, ["tidepool/setup"], None, False)
             probe.close()
-            same_host = os.environ.get("TIDEPOOL_SAME_HOST", "1").strip() != "0"
-            stay = arguments(endpoint, tenant=tenant, deadline=deadline, same_host=same_host)
-            return _codes.OK, Connection.connect(False, *stay)
+            if lends:
+                return _codes.OK, tidepool.Store.embedded(**_instance(endpoint, settings), **stay)
+            return _codes.OK, tidepool.Store.connect(endpoint, **stay)
         except (tidepool.UnavailableError, tidepool.DeadlineError) as error:
             log.warning("master %s, attempt %d of %d: %s", endpoint, attempt + 1, attempts, error)
-        except (tidepool.TidepoolError, OSError) as error:
+        except (tidepool.TidepoolError, OSError, ValueError) as error:
             log.error("master %s: %s", endpoint, error)
             return _codes.code(error), None
     return _codes.INTERNAL_ERROR, None
+
+
+def _instance(endpoint: str, settings: Settings) -> dict:
+    """What an instance is started with that lends the segment, and a part of a disk if SSD offload is asked for."""
+    master = endpoint.partition("://")[2] or endpoint
+    listen = _address(master.rpartition(":")[0])
+    if not listen.is_loopback:
+        # Where all are on one host nobody else needs to reach it.
+        host, separator, port = settings.local_hostname.rpartition(":")
+        listen = _address(host if separator and port.isdigit() else settings.local_hostname)
+    disk = {}
+    if settings.enable_ssd_offload:
+        disk["nvme.enabled"] = True
+        disk["nvme.path"] = settings.ssd_offload_path or os.environ.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH")
+        limit = os.environ.get("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
+        disk["nvme.capacity"] = int(limit) if limit else None
+    return {
+        "join": master,
+        "dram": settings.global_segment_size,
+        "listen": f"[{listen}]:0" if listen.version == 6 else f"{listen}:0",
+        "settings": disk,
+    }
+
+
+def _address(host: str) -> Union[ipaddress.IPv4Address, ipaddress.IPv6Address]:
+    found = socket.getaddrinfo(host.strip("[]") or "localhost", None, type=socket.SOCK_STREAM)
+    return ipaddress.ip_address(found[0][4][0])

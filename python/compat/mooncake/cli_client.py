@@ -1,14 +1,20 @@
-"""``mooncake_client``: says to clients on this host which node is meant.
+"""``mooncake_client``: says to clients on this host which node is meant, and lends memory if it is told to.
 
 Nodes lend memory themselves, so there is no service to run between a client and a node. This command stands where scripts
-start one: it listens at ``--port`` and tells who asks (``setup_dummy``) the address of the master that it was given.
+start one: it listens at ``--port`` and tells who asks (``setup_dummy``) the address of the master that it was given. With
+``TIDEPOOL_LEND_SEGMENT=1`` it lends ``--global_segment_size`` bytes to that master's cluster, and its clients use it.
 """
 
 import argparse
+import signal
 import socket
 import socketserver
 import sys
 from typing import List, Optional
+
+import tidepool
+
+from . import _codes, _setup
 
 DEFAULT_PORT = 50052
 _GREETING = b"tidepool master "
@@ -49,15 +55,31 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
     parser.add_argument("--master_server_address", default="127.0.0.1:50051")
+    parser.add_argument("--global_segment_size", default="4 GB")
+    parser.add_argument("--enable_offload", default="false")
     options, others = parser.parse_known_args(arguments)
     for other in others:
         print(f"mooncake_client: {other} has no meaning here", file=sys.stderr)
-    server = serve(options.host, options.port, options.master_server_address)
-    print(f"clients at {options.host}:{server.server_address[1]} use {options.master_server_address}", flush=True)
+    master, lender = options.master_server_address, None
+    segment, offloads = _codes.size(options.global_segment_size), _setup.is_true(options.enable_offload)
+    settings = _setup.Settings(options.host, "", segment, 0, "tcp", "", master, enable_ssd_offload=offloads)
+    # An instance hands over what it has before it goes.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if _setup.lends_segment(settings):
+            code, lender = _setup.connect(settings)
+            if not isinstance(lender, tidepool.EmbeddedStore):
+                print(f"mooncake_client: no segment could be lent to {master}: {code}", file=sys.stderr)
+                return 1
+            master = lender.endpoint
+        server = serve(options.host, options.port, master)
+        print(f"clients at {options.host}:{server.server_address[1]} use {master}", flush=True)
         server.serve_forever()
     except KeyboardInterrupt:
         pass
+    finally:
+        if lender is not None:
+            lender.close()
     return 0
 
 

@@ -1,6 +1,7 @@
 """``mooncake.store``: the store's client, over Tidepool."""
 
 import os
+import weakref
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tidepool
@@ -86,6 +87,7 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
     """
 
     def __init__(self) -> None:
+        self._opened: Optional[tidepool.Store] = None
         self._connection = None
         self._hostname = ""
         self._lease = _lease_seconds()
@@ -99,7 +101,8 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
         master_server_addr, engine=None, enable_ssd_offload=False, ssd_offload_path="", tenant_id="default",
         enable_client_http_server=False, client_http_port=9300)``, or ``setup(config)`` with a dict.
 
-        Connects to the Tidepool node at ``master_server_addr``. 0, or the code of what is wrong; -1 if nothing answers.
+        Connects to the Tidepool node at ``master_server_addr``; with ``TIDEPOOL_LEND_SEGMENT=1``, lends its cluster
+        ``global_segment_size`` bytes of this process. 0, or the code of what is wrong; -1 if nothing answers.
         """
         if not args and set(kwargs) == {"config"}:
             args, kwargs = (kwargs["config"],), {}
@@ -118,9 +121,12 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
     def _set_up(self, settings: _setup.Settings) -> int:
         if self._connection is not None:
             return OK
-        code, connection = _setup.connect(settings)
-        if code == OK:
-            self._hostname, self._connection = settings.local_hostname, connection
+        code, opened = _setup.connect(settings)
+        if opened is not None:
+            self._hostname, self._opened, self._connection = settings.local_hostname, opened, opened._native
+            if isinstance(opened, tidepool.EmbeddedStore):
+                # Engines that never close their store only let go of it: the segment goes with it.
+                weakref.finalize(self, _end, opened).atexit = False
         return code
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
@@ -140,16 +146,12 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
         return self._set_up(settings)
 
     def close(self) -> int:
-        """Lets go of the connection; 0, however often."""
-        connection, self._connection = self._connection, None
+        """Lets go of the connection, and ends what it lends; 0, however often."""
+        opened, self._opened, self._connection = self._opened, None, None
         self._forget_sessions()
-        if connection is not None:
-            try:
-                connection.close()
-            except tidepool.TidepoolError as error:
-                return _codes.code(error)
+        code = OK if opened is None else _end(opened)
         self._pool.clear()
-        return OK
+        return code
 
     def health_check(self) -> int:
         """0: healthy. 1: not set up, or closed. 2: the node can't be reached."""
@@ -524,6 +526,14 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
         except _FAILURES as error:
             _setup.log.warning("%s", error)
             return None
+
+
+def _end(opened: tidepool.Store) -> int:
+    try:
+        opened.close()
+    except tidepool.TidepoolError as error:
+        return _codes.code(error)
+    return OK
 
 
 _REMOVED = {

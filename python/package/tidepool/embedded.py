@@ -49,6 +49,11 @@ class _Lender:
         return self._instance.address
 
     @property
+    def endpoint(self) -> str:
+        """Where other programs on this host reach it best."""
+        return self._instance.endpoint
+
+    @property
     def temporary(self) -> bool:
         """Whether it goes for good with this process."""
         return self._instance.temporary

@@ -1,0 +1,110 @@
+"""Segments that a client lends, as the environment says."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from mooncake.store import MooncakeDistributedStore
+from test_embedded import guests
+
+import tidepool
+
+MIB = 1 << 20
+
+
+def settings(node, **changes):
+    named = {
+        "local_hostname": "localhost",
+        "metadata_server": "P2PHANDSHAKE",
+        "global_segment_size": "32MB",
+        "protocol": "tcp",
+        "master_server_addr": node.grpc,
+    }
+    return {**named, **changes}
+
+
+@pytest.fixture
+def lending(monkeypatch):
+    monkeypatch.setenv("TIDEPOOL_LEND_SEGMENT", "1")
+
+
+@pytest.fixture
+def other(node):
+    with tidepool.Store.connect(node.grpc) as other:
+        yield other
+
+
+def holders(other, key):
+    return [replica.node for replica in other.stat(key).replicas]
+
+
+def test_nobody_lends_who_was_not_told_to(node):
+    store = MooncakeDistributedStore()
+    assert store.setup(settings(node)) == 0 and guests(node) == []
+    assert store.close() == 0
+
+
+def test_a_segment_is_lent_until_the_store_is_closed(node, other, key, lending):
+    lender = MooncakeDistributedStore()
+    assert lender.setup(settings(node)) == 0
+    (guest,) = guests(node)
+    assert (guest["dram"], guest["nvme"]) == (32 * MIB, 0) and guest["grpc"].startswith("127.0.0.1:")
+    assert lender.put(key, b"v" * MIB) == 0 and lender.get(key) == b"v" * MIB
+    assert holders(other, key) == [guest["node"]]
+    assert lender.close() == 0 and guests(node) == [] and lender.close() == 0
+    assert other.get(key) == b"v" * MIB and holders(other, key) != [guest["node"]]
+    # One without a segment lends nothing.
+    assert lender.setup(settings(node, global_segment_size=0)) == 0 and guests(node) == []
+    assert lender.close() == 0
+
+
+def test_a_segment_goes_with_a_store_that_is_not_closed(node, lending):
+    lender = MooncakeDistributedStore()
+    assert lender.setup("127.0.0.1:17812", "P2PHANDSHAKE", 32 * MIB, 0, "tcp", "", f"http://{node.grpc}") == 0
+    assert len(guests(node)) == 1
+    del lender
+    gc.collect()
+    assert guests(node) == []
+
+
+def test_offload_lends_a_part_of_the_disk(node, lending, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(256 * MIB))
+    lender = MooncakeDistributedStore()
+    offload = {"enable_ssd_offload": "true", "ssd_offload_path": str(tmp_path)}
+    assert lender.setup(settings(node, **offload)) == 0
+    (guest,) = guests(node)
+    assert guest["nvme"] == 256 * MIB and len(list(tmp_path.iterdir())) == 1
+    assert lender.close() == 0 and list(tmp_path.iterdir()) == []
+
+
+def test_what_can_not_be_lent_is_a_code(node, lending, monkeypatch):
+    new = MooncakeDistributedStore
+    assert new().setup(settings(node, global_segment_size=1 * MIB)) == -600
+    assert new().setup(settings(node, master_server_addr=node.socket)) == -600
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", "a lot")
+    assert new().setup(settings(node, enable_ssd_offload="1")) == -600
+    assert guests(node) == []
+
+
+def test_a_client_service_lends_for_its_clients(node, other, key, lending, tmp_path):
+    flags = ["--port=0", f"--master_server_address={node.grpc}", "--global_segment_size=32 MB", "--threads=1"]
+    command = [sys.executable, "-m", "mooncake.cli_client", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ), text=True) as service:
+        killer = threading.Timer(60, service.kill)
+        killer.start()
+        try:
+            address = service.stdout.readline().split()[2]
+            (guest,) = guests(node)
+            client = MooncakeDistributedStore()
+            assert client.setup_dummy(MIB, MIB, address) == 0
+            assert client.put(key, b"v") == 0 and holders(other, key) == [guest["node"]]
+            assert client.close() == 0
+        finally:
+            service.terminate()
+            code = service.wait()
+            killer.cancel()
+    assert code == 0 and guests(node) == []
+    assert other.get(key) == b"v"
