@@ -175,6 +175,114 @@ async fn a_put_gets_the_copies_that_can_be_had_or_is_refused_and_leaves_nothing(
     }
 }
 
+/// A put whose bytes come when the test says so.
+struct SlowPut {
+    pieces: tokio::sync::mpsc::Sender<std::io::Result<Bytes>>,
+    put: tokio::task::JoinHandle<Result<tidepool_client::PutDone, tidepool_client::Error>>,
+}
+
+impl SlowPut {
+    const PIECE: u64 = 1 << 20;
+    const PIECES: u64 = 6;
+
+    fn start(client: &Client, options: &PutOptions) -> Self {
+        let (pieces, coming) = tokio::sync::mpsc::channel(1);
+        let coming = futures::stream::unfold(coming, |mut coming| async { Some((coming.recv().await?, coming)) });
+        let (client, options) = (client.clone(), options.clone());
+        let put =
+            tokio::spawn(async move { client.put_stream("slow", Self::PIECES * Self::PIECE, coming, &options).await });
+        Self { pieces, put }
+    }
+
+    async fn send(&self, pieces: std::ops::Range<u64>) {
+        for piece in pieces {
+            self.pieces.send(Ok(Self::piece(piece))).await.unwrap();
+        }
+    }
+
+    fn piece(piece: u64) -> Bytes {
+        (0..Self::PIECE).map(|at| (piece * 91 + at * 7 + at / 251) as u8).collect::<Vec<_>>().into()
+    }
+
+    async fn check(client: &Client) {
+        let found = client.get("slow").await.unwrap().unwrap().value;
+        let whole: Vec<u8> = (0..Self::PIECES).flat_map(Self::piece).collect();
+        assert!(found == whole);
+    }
+}
+
+fn reserved(node: &NodeProcess) -> u64 {
+    node.tier("dram", "reserved").unwrap()
+}
+
+fn is_unused(node: &NodeProcess) -> bool {
+    reserved(node) == 0 && node.tier("dram", "objects").unwrap() == 0
+}
+
+/// Waits until one node beside the first, which coordinates, gets what arrives there; answers its position.
+fn fetching(cluster: &Cluster) -> usize {
+    let fetches =
+        |cluster: &Cluster| cluster.running().find(|&(at, node)| at != 0 && reserved(node) > 0).map(|(at, _)| at);
+    cluster.until("another node has begun to get it", |cluster| fetches(cluster).is_some());
+    fetches(cluster).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_node_gets_a_copy_while_the_bytes_arrive() {
+    let cluster = start(3);
+    let client = client_of(&cluster, 0);
+    let put = SlowPut::start(&client, &copies(2, 2));
+    put.send(0..3).await;
+    let other = blocking(|| fetching(&cluster));
+    put.send(3..SlowPut::PIECES).await;
+    drop(put.pieces);
+    put.put.await.unwrap().unwrap();
+    let used = |position: usize| cluster.node(position).unwrap().admin("/v1/repair").unwrap()["fetched"].clone();
+    assert_eq!(blocking(|| (used(other), used(3 - other))), (1.into(), 0.into()), "it was not got a second time");
+    for position in 0..3 {
+        SlowPut::check(&client_of(&cluster, position)).await;
+    }
+    blocking(|| {
+        cluster.until("nothing stays reserved", |cluster| cluster.running().all(|(_, node)| reserved(node) == 0))
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_breaks_off_leaves_nothing_on_the_nodes_that_were_to_have_copies() {
+    let mut cluster = start(3);
+    let put = SlowPut::start(&client_of(&cluster, 0), &copies(2, 2));
+    put.send(0..3).await;
+    blocking(|| fetching(&cluster));
+    put.pieces.send(Err(std::io::Error::other("the source broke off"))).await.unwrap();
+    put.put.await.unwrap().unwrap_err();
+    blocking(|| cluster.until("nothing is left", |cluster| cluster.running().all(|(_, node)| is_unused(node))));
+    assert!(client_of(&cluster, 1).get("slow").await.unwrap().is_none());
+
+    // So does one whose coordinator dies.
+    let put = SlowPut::start(&client_of(&cluster, 0), &copies(2, 2));
+    put.send(0..3).await;
+    blocking(|| fetching(&cluster));
+    blocking(|| cluster.kill(0)).unwrap();
+    put.put.await.unwrap().unwrap_err();
+    blocking(|| cluster.until("nothing is left", |cluster| cluster.running().all(|(_, node)| is_unused(node))));
+    assert!(client_of(&cluster, 1).get("slow").await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_dies_while_it_gets_a_copy_is_replaced() {
+    let mut cluster = start(3);
+    let client = client_of(&cluster, 0);
+    let put = SlowPut::start(&client, &copies(2, 2));
+    put.send(0..3).await;
+    let lost = blocking(|| fetching(&cluster));
+    blocking(|| cluster.kill(lost)).unwrap();
+    put.send(3..SlowPut::PIECES).await;
+    drop(put.pieces);
+    put.put.await.unwrap().unwrap();
+    blocking(|| cluster.kill(0)).unwrap();
+    SlowPut::check(&client_of(&cluster, 3 - lost)).await;
+}
+
 /// A disk that is pulled: the node goes on, and what it had there is read from another one; with a new disk in its place that
 /// is made anew.
 #[tokio::test(flavor = "multi_thread")]

@@ -86,6 +86,27 @@ async fn a_put_that_dies_leaves_nothing_reserved() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_of_an_object_is_there_can_be_read_before_it_is_sealed() {
+    let node = TestNode::new(64 * MIB, None).await;
+    let bytes: Vec<u8> = (0..9 * MIB + 77).map(|at| (at * 7 + at / 251) as u8).collect();
+    let mut buffer = node.store.reserve(bytes.len() as u64, 10).await.unwrap();
+    assert_eq!(buffer.copy_from(0, 100), [0; 0]);
+    let mut read = Vec::new();
+    for (piece, most) in bytes.chunks(3_333_333).zip([1, 1 << 20, usize::MAX].into_iter().cycle()) {
+        buffer.write(piece).unwrap();
+        loop {
+            let more = buffer.copy_from(read.len() as u64, most);
+            assert!(more.len() <= most);
+            if more.is_empty() || read.len() > 100 && most == 1 {
+                break;
+            }
+            read.extend(more);
+        }
+    }
+    assert!(read == bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn streams_shorter_or_longer_than_announced_store_nothing() {
     let node = TestNode::new(16 * MIB, None).await;
     let mut buffer = node.store.reserve(1000, 10).await.unwrap();

@@ -201,6 +201,7 @@ fn repair_table(report: &RepairReport) -> String {
     table.row(["looked at".into(), report.examined.to_string()]);
     table.row(["copied".into(), format!("{} ({})", report.copied, size(report.copied_bytes))]);
     table.row(["too many, let go".into(), report.trimmed.to_string()]);
+    table.row(["got while a put arrived".into(), report.fetched.to_string()]);
     table.row(["failed, tried again".into(), report.failed.to_string()]);
     table.render()
 }

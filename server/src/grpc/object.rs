@@ -96,6 +96,7 @@ impl StoreApi {
             let inflight = inflight.clone();
             async move {
                 let Some((mut reader, mut sum)) = state else { return Ok::<_, Status>(None) };
+                reader.ready().await;
                 // The transport's windows bound what waits behind this; the permit bounds what is being read.
                 let _permit = inflight.admit(PIECE_BYTES)?;
                 match reader.next().await? {

@@ -1,6 +1,7 @@
 //! Gets: locate, open the replica here, read verified bytes.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -11,6 +12,7 @@ use tidepool_replication::{CatalogError, CatalogHandle, Read};
 use tidepool_tiers::StoreError;
 use tidepool_tiers::store::{ByteRange, ObjectReader as StoreReader};
 
+use super::copies::{Arriving, Next};
 use super::{Freshness, NodeService, ObjectDescription, ObjectName, RangeRequest, error, remote};
 use crate::error::Error;
 
@@ -50,6 +52,8 @@ enum Source {
     Here(Box<StoreReader>),
     /// Another node.
     There(Box<ObjectStream>),
+    /// A put that goes on here.
+    Arriving(NodeService, Arc<Arriving>),
 }
 
 impl NodeService {
@@ -142,11 +146,26 @@ impl NodeService {
     }
 
     /// Opens exactly that version, without asking the catalog: for callers that hold a location. Served from the first
-    /// phase of recovery on. May be answered for a short time after the version was replaced or removed.
+    /// phase of recovery on. May be answered for a short time after the version was replaced or removed; and to nodes that get
+    /// copies, whole, while its put still goes on.
     ///
     /// # Errors
     /// `NOT_FOUND`, `RECOVERING`, `UNAVAILABLE`, `BAD_RANGE`.
     pub async fn get_version(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        range: RangeRequest,
+    ) -> Result<ObjectReader, Error> {
+        if range == RangeRequest::default()
+            && let Some(arriving) = self.arriving(name, version)
+        {
+            return Ok(ObjectReader::arriving(self.clone(), arriving));
+        }
+        self.open_version(name, version, range).await
+    }
+
+    async fn open_version(
         &self,
         name: &ObjectName,
         version: VersionId,
@@ -264,6 +283,26 @@ impl ObjectReader {
         Self { description, source: Source::There(Box::new(stream)), given: 0, others: None }
     }
 
+    fn arriving(service: NodeService, arriving: Arc<Arriving>) -> Self {
+        let description = ObjectDescription {
+            object_length: arriving.length,
+            range_length: arriving.length,
+            data_type: arriving.data_type,
+            checksum: None,
+            group: None,
+            tier: "dram",
+            version: arriving.ids.0,
+        };
+        Self { description, source: Source::Arriving(service, arriving), given: 0, others: None }
+    }
+
+    /// Waits until the next bytes can be read, of a put that goes on: as long as that takes.
+    pub(crate) async fn ready(&self) {
+        if let Source::Arriving(_, arriving) = &self.source {
+            arriving.beyond(self.given).await;
+        }
+    }
+
     /// What precedes the bytes.
     #[must_use]
     pub fn description(&self) -> &ObjectDescription {
@@ -281,6 +320,15 @@ impl ObjectReader {
             let next = match &mut self.source {
                 Source::Here(reader) => reader.next().await.map_err(Error::from),
                 Source::There(stream) => stream.next().await.map_err(|error| remote::from_client(&error)),
+                Source::Arriving(service, arriving) => match arriving.next(self.given).await? {
+                    Next::Piece(piece) => Ok(Some(piece)),
+                    Next::Sealed => {
+                        let Arriving { name, ids: (version, _), .. } = &**arriving;
+                        let range = RangeRequest { offset: self.given, length: None };
+                        self.source = service.open_version(name, *version, range).await?.source;
+                        continue;
+                    }
+                },
             };
             match next {
                 Ok(piece) => {

@@ -32,6 +32,7 @@ use tidepool_metadata::catalog::{Answer, Copies, Query};
 use tidepool_metadata::{Incarnation, NodeId, ReplicaId, TenantId, VersionId};
 use tidepool_replication::{CatalogError, CatalogHandle, Read};
 use tidepool_tiers::TieredStore;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SetOnce};
 
 use crate::error::Error;
@@ -84,6 +85,11 @@ struct Inner {
     copies: Copies,
     /// Copies here of puts under way on other nodes.
     pulled: copies::Pulled,
+    /// Objects whose bytes arrive here, and those that are got from where they arrive.
+    arrivals: copies::Arrivals,
+    fetched: copies::Fetched,
+    /// For what a put starts from a thread of a connection.
+    runtime: Handle,
     repairs: copies::repair::Repairs,
     /// Room for what clients acknowledge.
     acknowledgements: Arc<Semaphore>,
@@ -113,6 +119,9 @@ impl NodeService {
                 reconciled,
                 copies,
                 pulled: copies::Pulled::default(),
+                arrivals: copies::Arrivals::default(),
+                fetched: copies::Fetched::default(),
+                runtime: Handle::current(),
                 repairs: copies::repair::Repairs::default(),
                 acknowledgements: Arc::new(Semaphore::new(sessions::ACKNOWLEDGEMENTS)),
             }),

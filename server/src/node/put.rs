@@ -7,11 +7,12 @@ use tidepool_metadata::catalog::{
     AbandonItem, AbandonOutcome, Answer, Command, CompleteItem, CompleteOutcome, Copies, MAX_COMMAND_ITEMS, NewReplica,
     Outcome, Presence, Query, RequestId,
 };
-use tidepool_metadata::{Durability, LogIndex, LogTime, ObjectKey, TenantId};
+use tidepool_metadata::{Durability, LogIndex, LogTime, NodeId, ObjectKey, TenantId};
 use tidepool_replication::Read;
-use tidepool_tiers::store::{ObjectBuffer, ReplicaIdentity, ReplicaName, Sealed};
+use tidepool_tiers::StoreError;
+use tidepool_tiers::store::{ReplicaIdentity, ReplicaName, Sealed};
 
-use super::copies::{Spread, spread};
+use super::copies::{Incoming, Spread, spread};
 use super::{NodeService, ObjectName, PROPOSE_TIMEOUT, PutDone, PutItem, PutOptions, PutOutcome, Value, error};
 use crate::error::Error;
 use crate::peers::wire::Pull;
@@ -37,7 +38,7 @@ pub struct Reservation {
     length: u64,
     options: PutOptions,
     copies: Copies,
-    buffer: ObjectBuffer,
+    incoming: Incoming,
     reserved_at: LogTime,
     request: Option<RequestId>,
 }
@@ -52,6 +53,8 @@ struct Filled {
 struct Proposal {
     service: NodeService,
     sealed: Sealed,
+    /// Nodes that have begun to get it while it arrived.
+    fetching: Vec<NodeId>,
     item: CompleteItem,
     spread: Spread,
 }
@@ -109,7 +112,8 @@ impl NodeService {
         let reserved_at = self.led_catalog().await?.now();
         let buffer = self.inner.store.reserve(length, name.key.as_bytes().len()).await?;
         let request = options.ids.map(|ids| ids.of_item(position));
-        Ok(Reservation { service: self.clone(), name, length, options, copies, buffer, reserved_at, request })
+        let incoming = self.incoming(&name, &options, copies, buffer);
+        Ok(Reservation { service: self.clone(), name, length, options, copies, incoming, reserved_at, request })
     }
 
     /// Puts many small objects of one tenant with one proposal for all that fit it. One outcome per item, in order.
@@ -375,7 +379,7 @@ impl Reservation {
     /// # Errors
     /// `LENGTH_MISMATCH` if there is more than was announced.
     pub fn write(&mut self, data: &[u8]) -> Result<(), Error> {
-        Ok(self.buffer.write(data)?)
+        Ok(self.incoming.change(|buffer| buffer.write(data))?)
     }
 
     /// Copies a value behind what is there: from lent memory its bytes as they are now, whatever they are later.
@@ -385,8 +389,10 @@ impl Reservation {
     pub fn take(&mut self, value: &Value<'_>) -> Result<(), Error> {
         match value {
             Value::Bytes(bytes) => self.write(bytes),
-            Value::Lent { memory, offset, length } => self.buffer.fill(*length, |at, run| {
-                memory.read_at(offset.saturating_add(at), run).map_err(|left| error::outside(&left))
+            Value::Lent { memory, offset, length } => self.incoming.change(|buffer| {
+                buffer.fill(*length, |at, run| {
+                    memory.read_at(offset.saturating_add(at), run).map_err(|left| error::outside(&left))
+                })
             }),
         }
     }
@@ -394,7 +400,7 @@ impl Reservation {
     /// Bytes that are still to come.
     #[must_use]
     pub fn missing(&self) -> u64 {
-        self.buffer.missing()
+        self.incoming.missing()
     }
 
     /// Ends the put: the object becomes visible if it is the first of its key. If the caller goes away in here, the
@@ -406,7 +412,8 @@ impl Reservation {
     pub async fn complete(self: Box<Self>, expected: Option<u32>) -> Result<PutDone, Error> {
         let service = self.service.clone();
         if self.missing() > 0 {
-            return Err(self.buffer.short().into());
+            let received = self.length - self.missing();
+            return Err(StoreError::LengthMismatch { announced: self.length, received }.into());
         }
         let mut done = service.seal_and_propose(vec![Filled { reservation: *self, expected }]).await;
         done.pop().unwrap_or_else(|| Err(error::unexpected("completion")))
@@ -423,11 +430,11 @@ impl Filled {
     /// Ends all change to the bytes, makes them as durable as was asked for, and says what to propose.
     async fn seal(self) -> Result<Proposal, Error> {
         let Self { reservation, expected } = self;
-        let Reservation { service, name, options, copies, buffer, reserved_at, request, .. } = reservation;
-        let (version, replica) = service.next_ids();
+        let Reservation { service, name, options, copies, incoming, reserved_at, request, .. } = reservation;
+        let (version, replica) = incoming.ids().unwrap_or_else(|| service.next_ids());
         let ObjectName { tenant, key } = name;
         let name = ReplicaName { tenant, key: key.clone(), version, replica };
-        let sealed = buffer.seal(ReplicaIdentity { name, data_type: options.data_type }, expected)?;
+        let (sealed, fetching) = incoming.seal(ReplicaIdentity { name, data_type: options.data_type }, expected)?;
         if let Err(error) = service.inner.store.write_through(&sealed.name, options.durable_on_nvme).await {
             // Never proposed, so nobody can know it.
             service.free(&sealed.name);
@@ -451,14 +458,14 @@ impl Filled {
             reserved_at,
             request,
         };
-        Ok(Proposal { service, sealed, item, spread: Spread::default() })
+        Ok(Proposal { service, sealed, fetching, item, spread: Spread::default() })
     }
 }
 
 impl Proposal {
     /// Has other nodes pull the further copies.
     async fn spread(mut self) -> Result<Self, Error> {
-        let Self { service, sealed, item, .. } = &self;
+        let Self { service, sealed, fetching, item, .. } = &self;
         let pull = Pull {
             tenant: item.tenant.0,
             key: item.key.as_bytes().to_vec().into(),
@@ -470,7 +477,7 @@ impl Proposal {
             source: service.inner.node.0,
             commit_index: 0,
         };
-        let spread = match service.spread(sealed, pull, item.copies).await {
+        let spread = match service.spread(sealed, fetching, pull, item.copies).await {
             Ok(spread) => spread,
             Err(error) => {
                 // Never proposed, so nobody can know it.

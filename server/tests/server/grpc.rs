@@ -468,6 +468,82 @@ async fn a_put_sent_twice_under_one_name_is_done_once_whatever_came_between() {
     assert_eq!(raw.put(put(false)).await.unwrap().into_inner().outcome, exists, "said without a look at its name");
 }
 
+/// What other nodes do that are to have copies.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_is_read_while_it_arrives_and_ends_as_its_put_does() {
+    use futures::TryStreamExt as _;
+    use proto::get_chunk;
+    let server = TestServer::start().await;
+    let (client, mut raw) = (server.client(), server.raw().await);
+    let whole = bytes(3, 3 << 20);
+    for (key, checksum) in [("good", crc32fast::hash(&whole)), ("bad", 1)] {
+        client.put(format!("before/{key}"), Bytes::new(), &PutOptions::default()).await.unwrap();
+        let before = client.get(format!("before/{key}")).await.unwrap().unwrap().info.version;
+        // The next one's: that of a put that is under way is told to nodes only.
+        let (life, sequence) = before.rsplit_once('.').unwrap();
+        let version = format!("{life}.{}", sequence.parse::<u64>().unwrap() + 1);
+
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        let receiver = tokio_stream::wrappers::ReceiverStream::new(receiver);
+        let put = tokio::spawn({
+            let mut raw = raw.clone();
+            async move { raw.put_stream(receiver).await }
+        });
+        let send = async |part| sender.send(proto::PutChunk { part: Some(part) }).await.unwrap();
+        let options = Some(proto::PutOptions { replicas: 2, ..Default::default() });
+        let length = whole.len() as u64;
+        send(Part::Announce(proto::PutAnnounce { key: key.into(), length, options, ..Default::default() })).await;
+        send(Part::Data(whole.slice(..1 << 20))).await;
+        let request = proto::GetRequest { key: key.into(), version, ..Default::default() };
+        let mut read = loop {
+            match raw.get_stream(request.clone()).await {
+                Ok(read) => break read.into_inner(),
+                Err(status) => assert_eq!(reason(&status), "NOT_FOUND"),
+            }
+            tokio::task::yield_now().await;
+        };
+        let mut data = Vec::new();
+        let mut sum = None;
+        let mut more = async |data: &mut Vec<u8>| match read.try_next().await?.and_then(|chunk| chunk.part) {
+            Some(get_chunk::Part::Data(piece)) => Ok::<_, Status>(data.extend_from_slice(&piece)).map(|()| true),
+            Some(get_chunk::Part::Checksum(checksum)) => Ok(sum.insert(checksum)).map(|_| true),
+            Some(get_chunk::Part::Description(description)) => {
+                Ok(assert_eq!(description.length, length)).map(|()| true)
+            }
+            None => Ok(false),
+        };
+        while data.len() < 1 << 20 {
+            assert!(more(&mut data).await.unwrap());
+        }
+        assert!(client.get(key).await.unwrap().is_none(), "nobody sees it yet");
+        for piece in [1 << 20..2 << 20, 2 << 20..3 << 20] {
+            send(Part::Data(whole.slice(piece))).await;
+        }
+        while data.len() < 3 << 20 {
+            assert!(more(&mut data).await.unwrap());
+        }
+        assert!(data == whole);
+        send(Part::Checksum(checksum)).await;
+        drop(sender);
+        let put = put.await.unwrap();
+        let end = loop {
+            match more(&mut data).await {
+                Ok(true) => {}
+                end => break end,
+            }
+        };
+        if key == "good" {
+            put.unwrap();
+            assert!(!end.unwrap() && sum == Some(checksum));
+            assert!(client.get(key).await.unwrap().unwrap().value == whole);
+        } else {
+            assert_eq!(reason(&put.unwrap_err()), "CHECKSUM_MISMATCH");
+            assert_eq!(reason(&end.unwrap_err()), "PUT_ENDED");
+            assert!(client.get(key).await.unwrap().is_none());
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mutation_sent_twice_under_one_name_is_done_once() {
     let server = TestServer::start().await;

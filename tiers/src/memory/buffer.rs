@@ -1,5 +1,7 @@
 //! A slice on its way into DRAM.
 
+use std::ops::Range;
+
 use crc32fast::Hasher;
 use tidepool_metadata::directory::SlotPromise;
 use tidepool_metadata::{CHUNK_BYTES, ChunkChecksums, SliceHeader};
@@ -49,6 +51,15 @@ impl SliceBuffer {
     #[must_use]
     pub fn filled(&self) -> usize {
         self.filled
+    }
+
+    /// The bytes of `range`, in pieces that lie together.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    pub fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        assert!(range.end <= self.filled, "{range:?} of {} bytes that are there", self.filled);
+        self.pages.pieces(range)
     }
 
     /// Copies `data` behind what is there, past the cache, and checksums it on the way: who has `data` changes nothing of it.

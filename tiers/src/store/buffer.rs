@@ -176,6 +176,26 @@ impl ObjectBuffer {
         Ok(())
     }
 
+    /// Some of the bytes that are there, from byte `from` on: at most `most`, none if `from` is where the next ones go.
+    ///
+    /// # Panics
+    /// If `from` is beyond what is there.
+    #[must_use]
+    pub fn copy_from(&self, from: u64, most: usize) -> Vec<u8> {
+        assert!(from <= self.filled, "byte {from} of the {} that are there", self.filled);
+        let slice_bytes = u64::from(self.inner.config.slice_bytes);
+        let count = usize::try_from(self.filled - from).unwrap_or(usize::MAX).min(most);
+        let mut copied = Vec::with_capacity(count);
+        while copied.len() < count {
+            let at = from + copied.len() as u64;
+            let slice = &self.slices[(at / slice_bytes) as usize];
+            let start = (at % slice_bytes) as usize;
+            let end = slice.filled().min(start + count - copied.len());
+            slice.pieces(start..end).for_each(|piece| copied.extend_from_slice(piece));
+        }
+        copied
+    }
+
     /// The error of an object of which bytes are missing.
     #[must_use]
     pub fn short(&self) -> StoreError {

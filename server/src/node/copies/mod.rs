@@ -1,10 +1,11 @@
-//! Copies of objects on several nodes: made by puts ([`spread`]), pulled by the nodes that get them ([`pull`]), and kept
-//! at their number ([`repair`]).
+//! Copies of objects on several nodes: made by puts ([`spread`], while their bytes come: [`arriving`]), pulled by the
+//! nodes that get them ([`pull`]), and kept at their number ([`repair`]).
 //!
 //! A copy is always pulled by the node that gets it, from a node that has it: nobody else writes its memory. Nodes talk about
 //! copies in messages of the catalog's group, whose members have proved that they belong to the cluster.
 //! States and times: `docs/src/replicas.md`.
 
+pub(super) mod arriving;
 mod pull;
 pub(super) mod repair;
 pub(super) mod spread;
@@ -21,7 +22,8 @@ use super::{NodeService, error};
 use crate::error::Error;
 use crate::peers::wire::{Id, NodeReplies, NodeReply, NodeRequest, Refused, node_reply, node_request};
 
-pub(super) use pull::Pulled;
+pub(super) use arriving::{Arrivals, Arriving, Incoming, Next};
+pub(super) use pull::{Fetched, Pulled};
 pub(super) use spread::Spread;
 
 /// What a pull may take beside its bytes.
@@ -73,6 +75,7 @@ impl NodeService {
         use node_reply::Answer;
         let answer = match NodeRequest::decode(request).map(|request| request.ask) {
             Ok(Some(node_request::Ask::Pull(pull))) => self.pull(pull).await.map(|copy| Answer::Copy(copy.into())),
+            Ok(Some(node_request::Ask::Fetch(fetch))) => self.fetch(fetch).await.map(|()| Answer::Done(true)),
             Ok(Some(node_request::Ask::Pulls(pulls))) => self.pull_visible(pulls).await.map(|copies| {
                 let replies = copies.into_iter().map(|copy| reply(copy.map(|copy| Answer::Copy(copy.into()))));
                 Answer::Each(NodeReplies { replies: replies.collect() })

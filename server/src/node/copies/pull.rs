@@ -1,6 +1,7 @@
 //! A copy that this node gets from another one.
 //!
 //! ```text
+//!  (of a put under way, begun while its bytes arrive at the source: reserve ──> read, as they come)
 //!  reserve ──> read from the source ──> seal ──┬─ of visible versions, many at once ──> propose add_replicas ──> complete, or freed
 //!                                              └─ of a put under way ────> wait for its word ────> complete, or freed
 //!                                                                              │ none for 10 s
@@ -18,9 +19,10 @@ use tidepool_metadata::catalog::{AddReplicaItem, AddReplicaOutcome, Command, Out
 use tidepool_metadata::envelope::MOST_VALUE_BYTES;
 use tidepool_metadata::{DataType, Durability, ErrorKind, LogTime, NodeId, ReplicaId, VersionId};
 use tidepool_tiers::store::{ObjectBuffer, ReplicaIdentity, ReplicaName};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{answer_of, copy_name, copy_of, malformed, patience, pull_time};
+use super::{PULL_TIME, answer_of, copy_name, copy_of, malformed, patience, pull_time};
 use crate::error::Error;
 use crate::node::remote::{self, Way};
 use crate::node::{NodeService, error};
@@ -32,6 +34,12 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(10);
 /// Copies that one message asks for, at most, and of them those that are pulled at a time.
 pub(super) const MOST_PULLS: usize = 64;
 pub(super) const MOST_AT_A_TIME: u32 = 4;
+
+/// Copies that are fetched, or wait to be taken, at a time; those of further puts are pulled when they are sealed.
+const MOST_FETCHED: usize = 256;
+
+/// What arrives at other nodes, by version: whole once it is received from here, broken off if that has failed.
+pub(in crate::node) type Fetched = Mutex<HashMap<VersionId, oneshot::Receiver<ObjectBuffer>>>;
 
 /// A copy that is here and sealed.
 struct Copied {
@@ -109,7 +117,19 @@ impl NodeService {
         }
         let reserved_at = self.catalog().await?.now();
         let late = |_| Error::new(ErrorKind::Deadline, "DEADLINE", "the copy was not here in time".into());
-        let buffer = tokio::time::timeout_at(deadline, self.receive(&name, &pull)).await.map_err(late)??;
+        let fetched = self.inner.fetched.lock().remove(&version);
+        let received = async {
+            if let Some(fetched) = fetched
+                && let Ok(buffer) = fetched.await
+            {
+                self.inner.repairs.count_fetched();
+                return Ok(buffer);
+            }
+            let buffer = self.inner.store.reserve(pull.length, name.key.as_bytes().len()).await?;
+            let way = if pull.length <= MOST_VALUE_BYTES { Way::Engine } else { Way::Stream };
+            self.receive(&pull, &name, way, buffer).await
+        };
+        let buffer = tokio::time::timeout_at(deadline, received).await.map_err(late)??;
         // From here on nothing may be given up: what is sealed is freed by an answer.
         buffer.seal(ReplicaIdentity { name: name.clone(), data_type }, Some(pull.checksum))?;
         if let Err(error) = self.inner.store.write_through(&name, pull.durable_on_nvme).await {
@@ -121,13 +141,53 @@ impl NodeService {
         Ok(Copied { name, durability, reserved_at, commit_index: pull.commit_index })
     }
 
+    /// Begins to get what arrives at its source; says so once there is room. It is kept until a Pull takes it, or dropped
+    /// when the source breaks off or that Pull does not come.
+    pub(super) async fn fetch(&self, pull: Pull) -> Result<(), Error> {
+        let version: VersionId = pull.version.as_ref().ok_or_else(malformed)?.into();
+        let (_, replica) = self.next_ids();
+        let name = copy_name(pull.tenant, &pull.key, version, replica)?;
+        let late = |_| Error::new(ErrorKind::Exhausted, "NO_SPACE", "there was no room in time".into());
+        let reserved = self.inner.store.reserve(pull.length, name.key.as_bytes().len());
+        let buffer = tokio::time::timeout(PULL_TIME, reserved).await.map_err(late)??;
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut fetched = self.inner.fetched.lock();
+            if fetched.len() >= MOST_FETCHED {
+                return Err(Error::new(
+                    ErrorKind::Exhausted,
+                    "OVERLOADED",
+                    format!("{MOST_FETCHED} copies are on their way"),
+                ));
+            }
+            fetched.insert(version, receiver);
+        }
+        let service = self.clone();
+        tokio::spawn(async move {
+            match service.receive(&pull, &name, Way::Stream, buffer).await {
+                Ok(buffer) => {
+                    let _taken = sender.send(buffer);
+                    tokio::time::sleep(SETTLED_WITHIN).await;
+                }
+                // Whoever waits for it hears it by the sender, which is gone.
+                Err(error) => tracing::debug!(key = %name.key, %error, "what arrives elsewhere could not be fetched"),
+            }
+            service.inner.fetched.lock().remove(&version);
+        });
+        Ok(())
+    }
+
     /// Reads all bytes from the source. Cancel-safe: nothing stays reserved.
-    async fn receive(&self, name: &ReplicaName, pull: &Pull) -> Result<ObjectBuffer, Error> {
-        let mut buffer = self.inner.store.reserve(pull.length, name.key.as_bytes().len()).await?;
+    async fn receive(
+        &self,
+        pull: &Pull,
+        name: &ReplicaName,
+        way: Way,
+        mut buffer: ObjectBuffer,
+    ) -> Result<ObjectBuffer, Error> {
         let source = NodeId(pull.source);
         let tenant_name = self.tenant_name(name.tenant).await?;
         let unknown = || Error::new(ErrorKind::Unavailable, "UNREACHABLE", format!("node {source} has no address"));
-        let way = if pull.length <= MOST_VALUE_BYTES { Way::Engine } else { Way::Stream };
         let client = self.inner.remotes.client(source, name.tenant, &tenant_name, way).ok_or_else(unknown)?;
         let options = GetOptions { version: name.version.to_string(), ..GetOptions::default() };
         let gone =

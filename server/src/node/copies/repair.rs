@@ -64,6 +64,8 @@ pub struct RepairReport {
     pub trimmed: u64,
     /// Copies that could not be made; they are tried again.
     pub failed: u64,
+    /// Copies of puts that this node began to get while their bytes arrived at another one.
+    pub fetched: u64,
 }
 
 /// What repair and the node's other parts tell each other.
@@ -75,6 +77,7 @@ pub(in crate::node) struct Repairs {
     copied_bytes: AtomicU64,
     trimmed: AtomicU64,
     failed: AtomicU64,
+    fetched: AtomicU64,
     /// This node is to be emptied.
     draining: AtomicBool,
     /// A put has fewer copies than it is to have.
@@ -90,6 +93,10 @@ impl Repairs {
         self.draining.load(Ordering::Acquire)
     }
 
+    pub(super) fn count_fetched(&self) {
+        self.fetched.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn report(&self) -> RepairReport {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         RepairReport {
@@ -99,6 +106,7 @@ impl Repairs {
             copied_bytes: load(&self.copied_bytes),
             trimmed: load(&self.trimmed),
             failed: load(&self.failed),
+            fetched: load(&self.fetched),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Further copies of what a put has just brought here.
 //!
-//! Once the coordinator's copy is sealed, other nodes pull theirs, in the order that placement gives; one that fails is
-//! replaced by the next. The put is proposed with all copies that are there, and each node is told how it ended.
+//! Once the coordinator's copy is sealed, other nodes pull theirs, those first that have begun to while it arrived, then in the
+//! order that placement gives; one that fails is replaced by the next. The put is proposed with all copies that are there, and each node is told how it ended.
 
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use tidepool_metadata::catalog::{Copies, MAX_COPIES};
-use tidepool_metadata::{ErrorKind, KeyHash, LogIndex, NodeId, ReplicaId};
+use tidepool_metadata::{ErrorKind, KeyHash, LogIndex, NodeId, ObjectKey, ReplicaId, TenantId};
 use tidepool_replication::replicas::placement;
 use tidepool_tiers::store::{ReplicaName, Sealed};
 
@@ -39,18 +39,23 @@ pub(in crate::node) fn wanted(asked: (u32, u32), default: Copies) -> Result<Copi
 }
 
 impl NodeService {
-    /// Brings about the further copies of a sealed object. What could not be had is missing: repair makes it later.
+    /// Brings about the further copies of a sealed object, which some nodes are `fetching`. What could not be had is missing: repair makes it later.
     ///
     /// # Errors
     /// `TOO_FEW_REPLICAS` with the numbers, if a put with so few is to be refused. Nothing is left anywhere then.
-    pub(in crate::node) async fn spread(&self, sealed: &Sealed, pull: Pull, copies: Copies) -> Result<Spread, Error> {
+    pub(in crate::node) async fn spread(
+        &self,
+        sealed: &Sealed,
+        fetching: &[NodeId],
+        pull: Pull,
+        copies: Copies,
+    ) -> Result<Spread, Error> {
         if copies.wanted() == 1 {
             return Ok(Spread::default());
         }
-        let here = self.inner.node;
-        let nodes = placement::candidates(&self.nodes().await?);
         let ReplicaName { tenant, key, .. } = &sealed.name;
-        let order = placement::order(&nodes, &[here], placement::numbers(KeyHash::of(*tenant, key.as_bytes()).0));
+        let (nodes, mut order) = self.order(*tenant, key).await?;
+        order.sort_by_key(|node| !fetching.contains(node));
         let mut order = order.into_iter();
         let needed = usize::from(copies.wanted()) - 1;
         let mut spread = Spread::default();
@@ -72,7 +77,14 @@ impl NodeService {
             return Ok(spread);
         }
         self.tell(&spread, &sealed.name, None);
-        Err(error::too_few_replicas(have, copies, nodes.len(), last.as_ref()))
+        Err(error::too_few_replicas(have, copies, nodes, last.as_ref()))
+    }
+
+    /// How many nodes take copies, and those but this one in the order in which they are asked for some of a put.
+    pub(super) async fn order(&self, tenant: TenantId, key: &ObjectKey) -> Result<(usize, Vec<NodeId>), Error> {
+        let nodes = placement::candidates(&self.nodes().await?);
+        let numbers = placement::numbers(KeyHash::of(tenant, key.as_bytes()).0);
+        Ok((nodes.len(), placement::order(&nodes, &[self.inner.node], numbers)))
     }
 
     /// Has another node pull a copy.
