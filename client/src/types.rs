@@ -36,6 +36,10 @@ pub struct PutOptions {
     pub replicas: u32,
     /// With how many of them the put is acknowledged; 0: one. The rest is made later.
     pub min_replicas: u32,
+    /// Nodes that are to have the copies beside that of the node that is asked, before others and in this order, as far as they are
+    /// up: each by its number as `tidepool admin nodes` shows it, the address of its gRPC, that without its port, or the label of
+    /// its host. Other names name none. At most 16, of at most 256 bytes.
+    pub prefer: Vec<String>,
 }
 
 impl PutOptions {
@@ -53,6 +57,7 @@ impl PutOptions {
             replicas: self.replicas,
             min_replicas: self.min_replicas,
             ids: items.map(Items::ids),
+            prefer: self.prefer.clone(),
         }
     }
 }

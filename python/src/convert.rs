@@ -34,15 +34,15 @@ impl AsRef<[u8]> for Key {
     }
 }
 
-/// What a put asks for: durability, number of the data type, group, upsert, pin, replicas, min_replicas.
-pub(crate) type Options = (bool, u8, String, bool, bool, u32, u32);
+/// What a put asks for: durability, number of the data type, group, upsert, pin, replicas, min_replicas, prefer.
+pub(crate) type Options = (bool, u8, String, bool, bool, u32, u32, Vec<String>);
 
 /// The client's options.
 pub(crate) fn put_options(options: Options) -> PyResult<PutOptions> {
-    let (nvme, data_type, group, upsert, pin, replicas, min_replicas) = options;
+    let (nvme, data_type, group, upsert, pin, replicas, min_replicas, prefer) = options;
     let durability = if nvme { Durability::Nvme } else { Durability::Memory };
     let data_type = self::data_type(data_type)?;
-    Ok(PutOptions { durability, data_type, group, upsert, pin, replicas, min_replicas })
+    Ok(PutOptions { durability, data_type, group, upsert, pin, replicas, min_replicas, prefer })
 }
 
 pub(crate) fn data_type(number: u8) -> PyResult<DataType> {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tidepool_metadata::ErrorKind;
 use tidepool_metadata::catalog::{Copies, Labels};
+use tidepool_replication::replicas::placement::Policy;
 use tidepool_tiers::StoreConfig;
 use tidepool_tiers::io::EngineChoice;
 use tidepool_tiers::memory::{MemoryConfig, available_bytes};
@@ -62,6 +63,12 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
     let max_object_bytes = config.limits.max_object_bytes.0;
     let count = config.replicas.count;
     let copies = Copies::new(count, 1).unwrap_or(Copies::ONE);
+    let placement = match config.replicas.placement {
+        config::Placement::TwoChoices => Policy::TwoChoices,
+        config::Placement::FreeFirst => Policy::FreeFirst,
+        config::Placement::NvmeFreeFirst => Policy::NvmeFreeFirst,
+        config::Placement::LocalFirst => Policy::LocalFirst,
+    };
     let repair = RepairConfig {
         grace: config.replicas.repair_grace.0,
         bytes_per_second: config.replicas.repair_bytes_per_second.0,
@@ -69,7 +76,19 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
     let config::Labels { zone, rack, host } = config.labels.clone();
     let labels = Labels { zone, rack, host: host.unwrap_or_else(boot_id) };
     let voters = config.cluster.voters;
-    Ok(NodeConfig { memory, nvme, store, durability, reads, max_object_bytes, voters, copies, repair, labels })
+    Ok(NodeConfig {
+        memory,
+        nvme,
+        store,
+        durability,
+        reads,
+        max_object_bytes,
+        voters,
+        copies,
+        placement,
+        repair,
+        labels,
+    })
 }
 
 /// Of this host, or empty if the system does not say.

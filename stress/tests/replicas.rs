@@ -175,6 +175,36 @@ async fn a_put_gets_the_copies_that_can_be_had_or_is_refused_and_leaves_nothing(
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn preferred_nodes_get_the_further_copies_as_far_as_they_are_up() {
+    let mut cluster = start(3);
+    let client = client_of(&cluster, 0);
+    let names = [1, 2].map(|at| (number_of(&cluster, at), cluster.node(at).unwrap().grpc.to_string()));
+    let mut next = 0..OBJECTS;
+    let mut second_of = async |prefer: &[&str]| {
+        let prefer = prefer.iter().map(|&name| name.to_owned()).collect();
+        let number = next.next().unwrap();
+        client.put(key(number), value(number), &PutOptions { prefer, ..copies(2, 2) }).await.unwrap();
+        let coordinator = number_of(&cluster, 0);
+        let copies = stat(&client, number).await.replicas.into_iter().map(|copy| copy.node);
+        copies.filter(|node| *node != coordinator).collect::<Vec<_>>()
+    };
+    for (number, address) in &names {
+        for _ in 0..5 {
+            assert_eq!(second_of(&["nobody", number]).await, [number.as_str()]);
+            assert_eq!(second_of(&[address]).await, [number.as_str()]);
+        }
+    }
+    let refused = client.put("x", value(1), &PutOptions { prefer: vec!["n".into(); 17], ..copies(2, 2) }).await;
+    assert_eq!(refused.unwrap_err().reason(), "BAD_PREFERENCE");
+    let lost = names[0].0.clone();
+    blocking(|| cluster.kill(1)).unwrap();
+    let prefer = vec![lost.clone()];
+    client.put("after", value(1), &PutOptions { prefer, ..copies(2, 2) }).await.unwrap();
+    let stat = client.stat("after").await.unwrap().unwrap();
+    assert!(stat.replicas.iter().all(|copy| copy.node != lost) && stat.replicas.len() == 2, "{:?}", stat.replicas);
+}
+
 /// A put whose bytes come when the test says so.
 struct SlowPut {
     pieces: tokio::sync::mpsc::Sender<std::io::Result<Bytes>>,

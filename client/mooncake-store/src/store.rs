@@ -41,7 +41,7 @@ pub struct ReplicateConfig {
     pub replica_num: usize,
     /// Keep the object from eviction.
     pub with_hard_pin: bool,
-    /// Not looked at: the node's placement decides.
+    /// Nodes that are to have the copies beside the first, as far as these name any: as [`PutOptions::prefer`].
     pub preferred_segments: Vec<String>,
     /// Not looked at.
     pub soft_pin_action: SoftPinAction,
@@ -57,7 +57,8 @@ impl ReplicateConfig {
         }
         let copies = if config.replica_num <= 1 { 0 } else { config.replica_num.min(MOST_COPIES) };
         let replicas = u32::try_from(copies).unwrap_or(0);
-        Ok(PutOptions { pin: config.with_hard_pin, replicas, ..PutOptions::default() })
+        let prefer = config.preferred_segments.clone();
+        Ok(PutOptions { pin: config.with_hard_pin, replicas, prefer, ..PutOptions::default() })
     }
 }
 

@@ -100,7 +100,7 @@ class ReplicateConfig:
 
     def options(
         self, upsert: bool, group: Optional[str] = None, data_type: Optional[int] = None
-    ) -> Tuple[bool, int, str, bool, bool, int, int]:
+    ) -> Tuple[bool, int, str, bool, bool, int, int, List[str]]:
         """As the native put takes them. Without `group`: the only one that there is, if there is one."""
         if group is None:
             group = self.group_ids[0] if self.group_ids and len(self.group_ids) == 1 else ""
@@ -108,7 +108,9 @@ class ReplicateConfig:
             data_type = ObjectDataType(self.data_type).value
         # 1 is what nobody asked for: the node's setting stands then. As many copies as can be had are made.
         replicas = 0 if self.replica_num <= 1 else min(self.replica_num, 15)
-        return False, data_type, group, upsert, bool(self.with_hard_pin), replicas, 0
+        # The deprecated one wins, as there.
+        prefer = [self.preferred_segment] if self.preferred_segment else list(self.preferred_segments)
+        return False, data_type, group, upsert, bool(self.with_hard_pin), replicas, 0, prefer[:16]
 
     def groups(self, keys: int) -> List[str]:
         """One a key, or none."""

@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import List, Mapping, Optional, Tuple, Union
+from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
 from .errors import InvalidError
 
@@ -127,11 +127,18 @@ def _toml(value: object) -> str:
     raise TypeError(f"a setting is text, a number, a bool or a list of them, not {type(value).__name__}")
 
 
-Options = Tuple[bool, int, str, bool, bool, int, int]
+Options = Tuple[bool, int, str, bool, bool, int, int, List[str]]
 
 
 def put_options(
-    durability: str, data_type: int, group: str, upsert: bool, pin: bool, replicas: int, min_replicas: int
+    durability: str,
+    data_type: int,
+    group: str,
+    upsert: bool,
+    pin: bool,
+    replicas: int,
+    min_replicas: int,
+    prefer: Sequence[str],
 ) -> Options:
     """The native options of a put."""
     if durability not in ("memory", "nvme"):
@@ -139,7 +146,9 @@ def put_options(
     for name, number in (("replicas", replicas), ("min_replicas", min_replicas)):
         if not 0 <= number <= 15:
             raise InvalidError(f"{name} is {number}: give 0 to 15", "BAD_ARGUMENT", field=name)
-    return durability == "nvme", int(data_type), group, upsert, pin, replicas, min_replicas
+    if isinstance(prefer, str):
+        raise InvalidError(f"prefer is {prefer!r}: give a list of names", "BAD_ARGUMENT", field="prefer")
+    return durability == "nvme", int(data_type), group, upsert, pin, replicas, min_replicas, list(prefer)
 
 
 def one(keys) -> list:

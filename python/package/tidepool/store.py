@@ -131,6 +131,7 @@ class Store:
         pin: bool = False,
         replicas: int = 0,
         min_replicas: int = 0,
+        prefer: Sequence[str] = (),
     ) -> bool:
         """Stores the bytes of ``value``: ``bytes``, ``bytearray``, ``memoryview``, a contiguous array.
 
@@ -145,8 +146,10 @@ class Store:
             pin: keep it from eviction until it is unpinned.
             replicas: how many copies, on as many nodes; 0: as the node's setting says.
             min_replicas: with how many the put is acknowledged; 0: one. The rest is made later.
+            prefer: nodes that are to have the further copies before others: each by its number, the address of its gRPC, that
+                without its port, or the label of its host. Other names name none.
         """
-        options = _arguments.put_options(durability, data_type, group, upsert, pin, replicas, min_replicas)
+        options = _arguments.put_options(durability, data_type, group, upsert, pin, replicas, min_replicas, prefer)
         return self._native.put(False, key, [value], options)
 
     def put_parts(self, key: Key, parts: Sequence[Any], **options: Any) -> bool:
@@ -337,6 +340,7 @@ def _options(options: dict) -> tuple:
         "pin": False,
         "replicas": 0,
         "min_replicas": 0,
+        "prefer": (),
     }
     unknown = options.keys() - known.keys()
     if unknown:

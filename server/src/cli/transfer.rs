@@ -57,6 +57,9 @@ pub(super) struct PutArguments {
     /// With how many of them the put is acknowledged; 0: one
     #[arg(long, default_value = "0", hide_default_value = true)]
     min_replicas: u32,
+    /// Nodes that are to have the further copies: number, gRPC address, host of it, or host label; may be given several times
+    #[arg(long)]
+    prefer: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -101,6 +104,7 @@ pub(super) async fn put(
         pin: arguments.pin,
         replicas: arguments.replicas,
         min_replicas: arguments.min_replicas,
+        prefer: arguments.prefer.clone(),
     };
     let (KeyArgument(key), path) = (&arguments.key, &arguments.file);
     let (length, done) = if path.as_os_str() == "-" {

@@ -206,6 +206,21 @@ impl Default for Store {
     }
 }
 
+/// Which of the nodes that could take a copy does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// Far from the others, and of two at random the one with more room.
+    #[default]
+    TwoChoices,
+    /// Far from the others, and the one with most room.
+    FreeFirst,
+    /// Far from the others, and the one with most room on NVMe.
+    NvmeFreeFirst,
+    /// Near to the others, but on another host.
+    LocalFirst,
+}
+
 /// Copies of objects on several nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -213,6 +228,8 @@ pub struct Replicas {
     /// How many copies an object gets, on as many nodes, if its put does not say: 1 to 15, default 1. What can't be had at once is
     /// made later.
     pub count: u8,
+    /// Which nodes take them: `two_choices` (default), `free_first`, `nvme_free_first` or `local_first`.
+    pub placement: Placement,
     /// How long a node may be away before its copies are made anew elsewhere, those of objects that are being read excepted:
     /// up to 24h, default 10m.
     pub repair_grace: Period,
@@ -222,7 +239,12 @@ pub struct Replicas {
 
 impl Default for Replicas {
     fn default() -> Self {
-        Self { count: 1, repair_grace: Period::seconds(600), repair_bytes_per_second: Size(256 << 20) }
+        Self {
+            count: 1,
+            placement: Placement::default(),
+            repair_grace: Period::seconds(600),
+            repair_bytes_per_second: Size(256 << 20),
+        }
     }
 }
 

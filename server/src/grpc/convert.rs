@@ -79,12 +79,24 @@ impl StoreApi {
     }
 }
 
+/// Nodes that a put may prefer, and bytes of the name of one.
+const MAX_PREFERRED: usize = 16;
+const MAX_NAME_BYTES: usize = 256;
+
 /// What a put of `count` objects asks for.
 pub(crate) fn options(options: Option<proto::PutOptions>, count: usize) -> Result<PutOptions, Error> {
     let options = options.unwrap_or_default();
     if options.group.len() > MAX_GROUP_BYTES {
         let message = format!("group of {} bytes: give at most {MAX_GROUP_BYTES}", options.group.len());
         return Err(invalid("GROUP_TOO_LONG", "group", message));
+    }
+    let is_long = |name: &String| name.len() > MAX_NAME_BYTES;
+    if options.prefer.len() > MAX_PREFERRED || options.prefer.iter().any(is_long) {
+        let count = options.prefer.len();
+        let message = format!(
+            "{count} preferred nodes: give at most {MAX_PREFERRED}, by names of at most {MAX_NAME_BYTES} bytes"
+        );
+        return Err(invalid("BAD_PREFERENCE", "prefer", message));
     }
     Ok(PutOptions {
         durable_on_nvme: options.durability() == proto::Durability::Nvme,
@@ -94,6 +106,7 @@ pub(crate) fn options(options: Option<proto::PutOptions>, count: usize) -> Resul
         pin: options.pin,
         replicas: options.replicas,
         min_replicas: options.min_replicas,
+        prefer: options.prefer.into(),
         ids: request_ids(options.ids, count)?,
     })
 }

@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use tidepool_metadata::catalog::{Answer, Copies, Query};
 use tidepool_metadata::{Incarnation, NodeId, ReplicaId, TenantId, VersionId};
+use tidepool_replication::replicas::placement::Policy;
 use tidepool_replication::{CatalogError, CatalogHandle, Read};
 use tidepool_tiers::TieredStore;
 use tokio::runtime::Handle;
@@ -83,6 +84,8 @@ struct Inner {
     reconciled: OnceLock<Reconciled>,
     /// How many copies an object is to have whose put does not say.
     copies: Copies,
+    /// Which nodes take them.
+    placement: Policy,
     /// Copies here of puts under way on other nodes.
     pulled: copies::Pulled,
     /// Objects whose bytes arrive here, and those that are got from where they arrive.
@@ -102,7 +105,7 @@ impl NodeService {
         store: TieredStore,
         max: u64,
         remotes: Remotes,
-        copies: Copies,
+        (copies, placement): (Copies, Policy),
     ) -> Self {
         let sequence = AtomicU64::new(1);
         let (opened, catalog, reconciled) = (OnceLock::new(), SetOnce::new(), OnceLock::new());
@@ -118,6 +121,7 @@ impl NodeService {
                 remotes,
                 reconciled,
                 copies,
+                placement,
                 pulled: copies::Pulled::default(),
                 arrivals: copies::Arrivals::default(),
                 fetched: copies::Fetched::default(),

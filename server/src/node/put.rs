@@ -1,5 +1,6 @@
 //! Puts: reserve, write, complete; one object or a batch.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -53,7 +54,8 @@ struct Filled {
 struct Proposal {
     service: NodeService,
     sealed: Sealed,
-    /// Nodes that have begun to get it while it arrived.
+    /// Nodes that are to have the further copies before others, and those that have begun to get it while it arrived.
+    prefer: Arc<[String]>,
     fetching: Vec<NodeId>,
     item: CompleteItem,
     spread: Spread,
@@ -458,14 +460,14 @@ impl Filled {
             reserved_at,
             request,
         };
-        Ok(Proposal { service, sealed, fetching, item, spread: Spread::default() })
+        Ok(Proposal { service, sealed, prefer: options.prefer, fetching, item, spread: Spread::default() })
     }
 }
 
 impl Proposal {
     /// Has other nodes pull the further copies.
     async fn spread(mut self) -> Result<Self, Error> {
-        let Self { service, sealed, fetching, item, .. } = &self;
+        let Self { service, sealed, prefer, fetching, item, .. } = &self;
         let pull = Pull {
             tenant: item.tenant.0,
             key: item.key.as_bytes().to_vec().into(),
@@ -477,7 +479,7 @@ impl Proposal {
             source: service.inner.node.0,
             commit_index: 0,
         };
-        let spread = match service.spread(sealed, fetching, pull, item.copies).await {
+        let spread = match service.spread(sealed, prefer, fetching, pull, item.copies).await {
             Ok(spread) => spread,
             Err(error) => {
                 // Never proposed, so nobody can know it.

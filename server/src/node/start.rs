@@ -15,6 +15,7 @@ use tidepool_metadata::catalog::{
     TierDescription,
 };
 use tidepool_metadata::{ErrorKind, NodeId, TierKind};
+use tidepool_replication::replicas::placement::Policy;
 use tidepool_replication::{
     CatalogError, CatalogHandle, ClusterEpoch, ClusterId, Forgotten, Formation, Group, GroupConfig, Transport,
 };
@@ -51,6 +52,8 @@ pub struct NodeConfig {
     pub voters: usize,
     /// How many copies an object is to have whose put does not say.
     pub copies: Copies,
+    /// Which nodes take them.
+    pub placement: Policy,
     /// How copies are kept at their number.
     pub repair: RepairConfig,
     /// Where this node stands.
@@ -131,8 +134,19 @@ impl Node {
     /// # Errors
     /// What keeps a tier from being opened, with what to do about it; a catalog that is gone.
     pub async fn start(config: NodeConfig, folder: Arc<DataFolder>, membership: Membership) -> Result<Self, Error> {
-        let NodeConfig { memory, nvme, store, durability, reads, max_object_bytes, voters, copies, repair, labels } =
-            config;
+        let NodeConfig {
+            memory,
+            nvme,
+            store,
+            durability,
+            reads,
+            max_object_bytes,
+            voters,
+            copies,
+            placement,
+            repair,
+            labels,
+        } = config;
         let Membership { formation, transport, addresses, remotes } = membership;
         let mut tiers = vec![TierDescription { kind: TierKind::Dram, capacity_bytes: memory.capacity_bytes }];
         let capacity = nvme.as_ref().map(|nvme| nvme.capacity_bytes);
@@ -152,7 +166,7 @@ impl Node {
                 tracing::error!(%error, "the NVMe tier could not be scanned: what is only there is not served");
             }
         });
-        let service = NodeService::new(node, incarnation, store, max_object_bytes, remotes, copies);
+        let service = NodeService::new(node, incarnation, store, max_object_bytes, remotes, (copies, placement));
         let (sender, outcome) = watch::channel(None);
         let join = Join { service: service.clone(), folder, forget, registration, transport, recovery, repair };
         let joining = tokio::spawn(async move {

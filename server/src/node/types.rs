@@ -35,6 +35,8 @@ pub struct PutOptions {
     pub replicas: u32,
     /// With how many the put is acknowledged; 0: one.
     pub min_replicas: u32,
+    /// Names of nodes that are to have the further copies before others.
+    pub prefer: Arc<[String]>,
     /// Names the objects of the call, so that another attempt at it is not a second put.
     pub ids: Option<RequestIds>,
 }

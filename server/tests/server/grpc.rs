@@ -504,13 +504,14 @@ async fn a_version_is_read_while_it_arrives_and_ends_as_its_put_does() {
         };
         let mut data = Vec::new();
         let mut sum = None;
-        let mut more = async |data: &mut Vec<u8>| match read.try_next().await?.and_then(|chunk| chunk.part) {
-            Some(get_chunk::Part::Data(piece)) => Ok::<_, Status>(data.extend_from_slice(&piece)).map(|()| true),
-            Some(get_chunk::Part::Checksum(checksum)) => Ok(sum.insert(checksum)).map(|_| true),
-            Some(get_chunk::Part::Description(description)) => {
-                Ok(assert_eq!(description.length, length)).map(|()| true)
+        let mut more = async |data: &mut Vec<u8>| {
+            match read.try_next().await?.and_then(|chunk| chunk.part) {
+                Some(get_chunk::Part::Data(piece)) => data.extend_from_slice(&piece),
+                Some(get_chunk::Part::Checksum(checksum)) => sum = Some(checksum),
+                Some(get_chunk::Part::Description(description)) => assert_eq!(description.length, length),
+                None => return Ok::<_, Status>(false),
             }
-            None => Ok(false),
+            Ok(true)
         };
         while data.len() < 1 << 20 {
             assert!(more(&mut data).await.unwrap());

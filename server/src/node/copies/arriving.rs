@@ -53,6 +53,7 @@ pub(in crate::node) struct Arriving {
     pub(in crate::node) length: u64,
     pub(in crate::node) data_type: DataType,
     copies: Copies,
+    prefer: Arc<[String]>,
     /// `None` once its put has ended.
     buffer: Mutex<Option<ObjectBuffer>>,
     stage: watch::Sender<Stage>,
@@ -222,6 +223,7 @@ impl NodeService {
             length,
             data_type: options.data_type,
             copies,
+            prefer: Arc::clone(&options.prefer),
             buffer: Mutex::new(Some(buffer)),
             stage: watch::Sender::new(Stage::Filling(0)),
             fetching: Mutex::default(),
@@ -236,8 +238,8 @@ impl NodeService {
 
     /// Has as many nodes begin to get it as there are to be further copies.
     async fn have_fetched(&self, arriving: &Arriving) {
-        let Arriving { name, ids, copies, .. } = arriving;
-        let Ok((_, order)) = self.order(name.tenant, &name.key).await else { return };
+        let Arriving { name, ids, copies, prefer, .. } = arriving;
+        let Ok((_, order)) = self.order(name.tenant, &name.key, prefer).await else { return };
         let fetch = Pull {
             tenant: name.tenant.0,
             key: name.key.as_bytes().to_vec().into(),

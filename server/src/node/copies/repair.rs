@@ -293,7 +293,7 @@ impl Sweep<'_> {
     fn making(&self, name: &ReplicaName, location: &ObjectLocation, missing: usize) -> Making {
         let holders: Vec<NodeId> = location.replicas.iter().map(|copy| copy.replica.node).collect();
         let numbers = placement::numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0);
-        let order = placement::order(&self.candidates, &holders, numbers).into_iter();
+        let order = placement::order(&self.candidates, &holders, self.service.inner.placement, numbers).into_iter();
         Making { pull: pull_of(name, location, self.service.inner.node), order, missing }
     }
 

@@ -46,6 +46,7 @@ impl NodeService {
     pub(in crate::node) async fn spread(
         &self,
         sealed: &Sealed,
+        prefer: &[String],
         fetching: &[NodeId],
         pull: Pull,
         copies: Copies,
@@ -54,7 +55,7 @@ impl NodeService {
             return Ok(Spread::default());
         }
         let ReplicaName { tenant, key, .. } = &sealed.name;
-        let (nodes, mut order) = self.order(*tenant, key).await?;
+        let (nodes, mut order) = self.order(*tenant, key, prefer).await?;
         order.sort_by_key(|node| !fetching.contains(node));
         let mut order = order.into_iter();
         let needed = usize::from(copies.wanted()) - 1;
@@ -81,10 +82,19 @@ impl NodeService {
     }
 
     /// How many nodes take copies, and those but this one in the order in which they are asked for some of a put.
-    pub(super) async fn order(&self, tenant: TenantId, key: &ObjectKey) -> Result<(usize, Vec<NodeId>), Error> {
-        let nodes = placement::candidates(&self.nodes().await?);
+    pub(super) async fn order(
+        &self,
+        tenant: TenantId,
+        key: &ObjectKey,
+        prefer: &[String],
+    ) -> Result<(usize, Vec<NodeId>), Error> {
+        let nodes = self.nodes().await?;
+        let preferred = placement::preferred(&nodes, prefer);
+        let candidates = placement::candidates(&nodes);
         let numbers = placement::numbers(KeyHash::of(tenant, key.as_bytes()).0);
-        Ok((nodes.len(), placement::order(&nodes, &[self.inner.node], numbers)))
+        let mut order = placement::order(&candidates, &[self.inner.node], self.inner.placement, numbers);
+        order.sort_by_key(|node| preferred.iter().position(|other| other == node).unwrap_or(preferred.len()));
+        Ok((candidates.len(), order))
     }
 
     /// Has another node pull a copy.
