@@ -8,3 +8,4 @@ pub mod drill;
 pub mod history;
 pub mod lookups;
 pub mod node_process;
+mod random;

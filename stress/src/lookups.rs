@@ -14,6 +14,7 @@ use tidepool_client::{Client, ErrorKind, PutOptions};
 
 use crate::bench::Error;
 use crate::node_process::{NodeOptions, NodeProcess, Place};
+use crate::random::Random;
 
 /// Of the node: each object takes a page of 4 KiB.
 const DRAM_BYTES: u64 = 16 << 20;
@@ -163,14 +164,12 @@ async fn write(client: &Client, shared: &Shared) -> Result<u64, Error> {
 
 /// Looks recent objects up until it is stopped, or one is wrong, which it describes.
 async fn read(client: &Client, seed: u64, shared: &Shared) -> Result<Option<String>, Error> {
-    let (mut state, mut buffer) = (seed, vec![0; 8 * WORDS as usize]);
+    let (mut random, mut buffer) = (Random::new(seed), vec![0; 8 * WORDS as usize]);
     while !shared.stop.load(Ordering::Relaxed) {
         let newest = shared.stored.load(Ordering::Relaxed);
         let mut found = 0;
         for _ in 0..COUNTED {
-            // Knuth's multiplier; the upper half looks random.
-            state = state.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1);
-            let number = newest.saturating_sub((state >> 33) % RECENT);
+            let number = newest.saturating_sub(random.below(RECENT));
             let Some(info) = client.get_local_into(key(number), &mut buffer).await? else { continue };
             if let Some(wrong) = wrong(number, info.length, &buffer) {
                 return Ok(Some(wrong));

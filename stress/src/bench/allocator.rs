@@ -12,6 +12,7 @@ use tidepool_metadata::directory::PAGE_BYTES;
 use tidepool_tiers::memory::{Allocator, Blocks};
 
 use super::{BenchOptions, Bound, Error, Figure};
+use crate::random::Random;
 
 const BLOCK_BYTES: u64 = 3_274_752;
 const INDEX_BYTES: u64 = 658_432;
@@ -73,7 +74,7 @@ impl Pool {
         nothing.sort_by(f64::total_cmp);
         Self {
             allocator: Allocator::new(pages),
-            random: Random(1),
+            random: Random::new(1),
             objects: Vec::new(),
             live_bytes: 0,
             fills: Vec::new(),
@@ -179,19 +180,6 @@ fn nanoseconds_of<T>(work: impl FnOnce() -> T) -> (f64, T) {
     let started = Instant::now();
     let result = std::hint::black_box(work());
     (started.elapsed().as_nanos() as f64, result)
-}
-
-/// SplitMix64: the same sequence in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % bound
-    }
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ use tidepool_client::workload::Payload;
 use tidepool_client::{Client, Existence, GetOptions, PutOptions, PutOutcome, RemoveOutcome};
 use tokio::task::JoinSet;
 
-use super::random::Random;
 use crate::history::{Call, Found, KeyNumber, Operation, PutHeard, RemoveHeard, ValueNumber};
+use crate::random::Random;
 
 /// Contended keys at a time.
 const SLOTS: u64 = 12;

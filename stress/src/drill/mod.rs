@@ -11,7 +11,6 @@
 mod disk;
 mod load;
 pub(crate) mod network;
-mod random;
 mod report;
 mod scenario;
 
@@ -25,10 +24,10 @@ use tidepool_client::{Client, ClientSettings, PutOptions};
 use crate::checker;
 use crate::cluster::Cluster;
 use crate::node_process::NodeError;
+use crate::random::Random;
 use disk::Disk;
 use load::{Clients, Load};
 use network::Network;
-use random::Random;
 pub use report::{Report, Verdict, table};
 use scenario::{Copies, Needs};
 pub use scenario::{SCENARIOS, Scenario};
