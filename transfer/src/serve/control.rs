@@ -161,7 +161,7 @@ pub(super) fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Res
             Ok(count) => end += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && end == 0 => {
-                // Idle: what a large message needed is given back.
+                // Idle: what a large notification needed is given back.
                 buffer.truncate(READ_BYTES);
                 buffer.shrink_to_fit();
             }
