@@ -185,14 +185,7 @@ impl Engine {
         rights: AccessRights,
         name: Option<&str>,
     ) -> Result<RegionTicket, TransferError> {
-        self.0.check_open()?;
-        let registrations = self.0.context.devices.iter().map(|device| {
-            let registered = device.register(memory, rights);
-            registered
-                .inspect_err(|error| tracing::info!(device = device.name(), %error, "memory is not registered"))
-                .ok()
-        });
-        self.0.register(Backing::Memory(memory.clone()), registrations.collect(), rights, name)
+        self.0.register(Backing::Memory(memory.clone()), rights, name)
     }
 
     /// Registers a file, as long as it is now: peers may read and write its bytes as far as the rights go. Those on this
@@ -213,7 +206,7 @@ impl Engine {
         name: Option<&str>,
     ) -> Result<RegionTicket, TransferError> {
         let file = SegmentFile::new(file, rights)?;
-        self.0.register(Backing::File(Arc::new(file)), Box::default(), rights, name)
+        self.0.register(Backing::File(Arc::new(file)), rights, name)
     }
 
     /// The same for `length` bytes of a file, or whatever else, that an I/O engine of the caller's has open for reading and
@@ -228,7 +221,7 @@ impl Engine {
         rights: AccessRights,
         name: Option<&str>,
     ) -> Result<RegionTicket, TransferError> {
-        self.0.register(Backing::File(Arc::new(SegmentFile::on(disk, length))), Box::default(), rights, name)
+        self.0.register(Backing::File(Arc::new(SegmentFile::on(disk, length))), rights, name)
     }
 
     /// Withdraws a region. Its id and key are stale at once; then what uses it is waited for until `deadline`, and
@@ -535,7 +528,6 @@ impl Inner {
     fn register(
         &self,
         backing: Backing,
-        registrations: Box<[Option<Box<dyn Registration>>]>,
         rights: AccessRights,
         name: Option<&str>,
     ) -> Result<RegionTicket, TransferError> {
@@ -546,11 +538,25 @@ impl Inner {
         };
         within("region", backing.length(), isize::MAX as u64)?;
         name.map_or(Ok(()), |name| within("name", name.len() as u64, wire::NAME_MAX as u64))?;
-        let region = self.context.regions.register(backing, registrations, rights, name)?;
+        let with_devices = |backing: &Backing| match backing {
+            Backing::Memory(memory) => self.register_with_devices(memory, rights),
+            Backing::File(_) => Box::default(),
+        };
+        let region = self.context.regions.register(backing, with_devices, rights, name)?;
         if rights != AccessRights::LOCAL {
             self.context.retired.publish(region.id);
         }
         Ok(RegionTicket { region: region.id, key: region.key, length: region.length(), rights })
+    }
+
+    fn register_with_devices(&self, memory: &Memory, rights: AccessRights) -> Box<[Option<Box<dyn Registration>>]> {
+        let registrations = self.context.devices.iter().map(|device| {
+            let registered = device.register(memory, rights);
+            registered
+                .inspect_err(|error| tracing::info!(device = device.name(), %error, "memory is not registered"))
+                .ok()
+        });
+        registrations.collect()
     }
 
     fn check_open(&self) -> Result<(), TransferError> {

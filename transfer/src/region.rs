@@ -150,20 +150,22 @@ impl Regions {
         Self { table: RwLock::new(Table { slots: Slots::new(limit), names: HashMap::new(), bytes: 0 }), limit }
     }
 
-    /// Registers memory or a file under a new id and key, with what the devices keep for it.
+    /// Registers memory or a file under a new id and key, with what the devices keep for it: `with_devices` pins its pages,
+    /// so it is asked only once nothing stands against the region.
     pub(crate) fn register(
         &self,
         backing: Backing,
-        registrations: Box<[Option<Box<dyn Registration>>]>,
+        with_devices: impl FnOnce(&Backing) -> Box<[Option<Box<dyn Registration>>]>,
         rights: AccessRights,
         name: Option<&str>,
     ) -> Result<Arc<Region>, TransferError> {
         let bytes = backing.length();
         let key = RegionKey(crate::stream::random().map_err(TransferError::system("draw a key"))?);
+        self.check_room(&self.table.read(), name)?;
+        let registrations = with_devices(&backing);
         let mut table = self.table.write();
-        if name.is_some_and(|name| table.names.contains_key(name)) {
-            return Err(TransferError::NameTaken(name.unwrap_or_default().to_owned()));
-        }
+        // Others may have registered meanwhile: pinning takes its time.
+        self.check_room(&table, name)?;
         let handle = table.slots.insert_with(|handle| {
             Arc::new(Region {
                 id: RegionId(handle),
@@ -184,6 +186,14 @@ impl Regions {
         }
         let region = table.slots.get(handle).map(Arc::clone);
         region.ok_or(TransferError::UnknownRegion(RegionId(handle)))
+    }
+
+    fn check_room(&self, table: &Table, name: Option<&str>) -> Result<(), TransferError> {
+        match name {
+            Some(name) if table.names.contains_key(name) => Err(TransferError::NameTaken(name.to_owned())),
+            _ if table.slots.len() >= self.limit => Err(TransferError::Full { what: "regions", limit: self.limit }),
+            _ => Ok(()),
+        }
     }
 
     /// Takes a region out: its id is stale from here on, and no use begins any more.
@@ -267,7 +277,7 @@ mod tests {
     fn regions() -> (Regions, Arc<Region>) {
         let regions = Regions::new(4);
         let memory = Backing::Memory(Memory::anonymous(4096).expect("memory"));
-        let region = regions.register(memory, [].into(), AccessRights::READ, Some("a")).expect("registered");
+        let region = regions.register(memory, |_| [].into(), AccessRights::READ, Some("a")).expect("registered");
         (regions, region)
     }
 
@@ -310,15 +320,16 @@ mod tests {
     fn names_and_the_number_of_regions_are_bounded() {
         let (regions, region) = regions();
         let memory = || Backing::Memory(Memory::anonymous(4096).expect("memory"));
-        let taken = regions.register(memory(), [].into(), AccessRights::LOCAL, Some("a"));
+        let never = |_: &_| -> Box<[_]> { panic!("pinned, and refused then") };
+        let taken = regions.register(memory(), never, AccessRights::LOCAL, Some("a"));
         assert!(matches!(taken, Err(TransferError::NameTaken(_))));
         for _ in 0..3 {
-            regions.register(memory(), [].into(), AccessRights::LOCAL, None).expect("room");
+            regions.register(memory(), |_| [].into(), AccessRights::LOCAL, None).expect("room");
         }
-        let full = regions.register(memory(), [].into(), AccessRights::LOCAL, None);
+        let full = regions.register(memory(), never, AccessRights::LOCAL, None);
         assert!(matches!(full, Err(TransferError::Full { limit: 4, .. })));
         regions.withdraw(region.id).expect("withdrawn");
         assert!(regions.by_name("a").is_none());
-        regions.register(memory(), [].into(), AccessRights::LOCAL, Some("a")).expect("room and name");
+        regions.register(memory(), |_| [].into(), AccessRights::LOCAL, Some("a")).expect("room and name");
     }
 }
