@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use tidepool_io::IoEngine;
 
 use crate::batch::{Batch, BatchState, Group, Outcome, Piece};
 use crate::error::{Failure, TransferError};
@@ -214,9 +213,10 @@ impl Engine {
     ///
     /// # Errors
     /// `Length`, `NameTaken`, `Full`.
+    #[cfg(feature = "faults")]
     pub fn register_disk(
         &self,
-        disk: Arc<dyn IoEngine>,
+        disk: Arc<dyn tidepool_io::IoEngine>,
         length: u64,
         rights: AccessRights,
         name: Option<&str>,

@@ -69,6 +69,7 @@ impl SegmentFile {
     }
 
     /// A file that an engine has already. Peers on this host reach it over the network.
+    #[cfg(feature = "faults")]
     pub(crate) fn on(engine: Arc<dyn IoEngine>, length: u64) -> Self {
         Self::with(None, length, true, Some(engine))
     }
