@@ -288,6 +288,58 @@ fn a_disk_that_hangs_costs_its_own_requests_only() {
     assert_eq!(asking.results(&[asking.request(Direction::Read, 0, segment, 0, 4096)], TransportKind::Tcp), [Ok(())]);
 }
 
+/// Requests at a disk that never answers once held all memory for bytes of files, and with it the requests at every other
+/// file.
+#[test]
+fn many_requests_at_a_disk_that_hangs_leave_other_files_their_memory() {
+    const LENGTH: u64 = 16 << 20;
+    // So many fill that memory, and so many may.
+    const ASKED: usize = 16;
+    const ADMITTED: usize = 2;
+    let folder = tempfile::tempdir().expect("folder");
+    let asking = Asking::new(MIB);
+    let healthy = file(folder.path(), MIB);
+    healthy.write_all_at(&pattern(MIB as usize, 3), 0).expect("written");
+    let (_, healthy) = asking.open(healthy, AccessRights::READ);
+    let disk = FaultyDisk::new(LENGTH as usize);
+    let ticket = asking.there.register_disk(Arc::new(disk.clone()), LENGTH, AccessRights::READ, None);
+    let ticket = ticket.expect("registered");
+    disk.pause();
+    let local = Memory::anonymous(LENGTH as usize).expect("memory");
+    // An engine of its own asks each time, because one would ask one after the other.
+    let silence_timeout = Duration::from_secs(20);
+    let settings = Settings { piece_bytes: LENGTH, window_bytes: LENGTH, silence_timeout, ..Settings::default() };
+    let ask = || {
+        let engine = start(settings.clone());
+        let peer = engine.connect(&address(&asking.there), soon()).expect("connected");
+        let segment = engine.open_ticket(peer, ticket, soon()).expect("opened");
+        let region = engine.register(&local, AccessRights::LOCAL, None).expect("registered").region;
+        let local = Slice { region, offset: 0, length: LENGTH };
+        let read = Request { direction: Direction::Read, local, remote: RemoteSlice { segment, offset: 0 } };
+        let options = BatchOptions { deadline: Some(soon()), ..by(TransportKind::Tcp) };
+        (engine.submit(&[read], options).expect("submitted"), engine)
+    };
+    let hung: Vec<_> = (0..ASKED).map(|_| ask()).collect();
+    let until = soon();
+    while disk.waiting() < ADMITTED {
+        assert!(Instant::now() < until, "{} requests reach the disk", disk.waiting());
+        std::thread::yield_now();
+    }
+    for _ in 0..10 {
+        let beside = asking.request(Direction::Read, 0, healthy, 0, MIB);
+        assert_eq!(asking.results(&[beside], TransportKind::Tcp), [Ok(())]);
+        assert!(bytes(&asking.local) == pattern(MIB as usize, 3));
+    }
+    while asking.there.totals().refused_requests < (ASKED - ADMITTED) as u64 {
+        assert!(Instant::now() < until, "{:?}", asking.there.totals());
+        std::thread::yield_now();
+    }
+    disk.resume();
+    let results: Vec<_> = hung.iter().map(|(batch, _)| batch.wait_until(soon()).expect("ended").results[0]).collect();
+    let count = |result| results.iter().filter(|&&is| is == result).count();
+    assert_eq!((count(Ok(())), count(Err(Failure::Overloaded))), (ADMITTED, ASKED - ADMITTED), "{results:?}");
+}
+
 #[test]
 fn a_full_file_system_fails_writes_that_need_room() {
     if !rustix::process::geteuid().is_root() {

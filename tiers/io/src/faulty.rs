@@ -86,6 +86,12 @@ impl FaultyDisk {
         self.0.lock().paused = true;
     }
 
+    /// Operations that are held back.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.0.lock().waiting.len()
+    }
+
     /// Does what was held back and goes on.
     pub fn resume(&self) {
         loop {

@@ -7,6 +7,9 @@
 //! when that is noticed, also where there still are bytes, and also if it grows again, because what it then has there is
 //! zeros that nobody wrote. Each process that uses the file looks for that before each request; whoever truncates a file
 //! and lets it grow between two looks has changed its content, as anyone may who can write it.
+//!
+//! Frames of peers that are served from a file are bounded: a disk that hangs keeps the threads, connections and memory of
+//! so many, and the others are refused. A file that works makes them wait a little instead.
 
 mod link;
 
@@ -15,8 +18,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{FileType, OFlags};
 use tidepool_io::{Completion, IoEngine, IoMemory, IoRequest, Operation};
 
@@ -27,6 +31,12 @@ use crate::slice::{AccessRights, Direction};
 
 /// Operations on one file at once: more don't make a device faster.
 const DEPTH: u32 = 64;
+/// Bytes that frames of peers read and write at once: an eighth of what there is for all files (`serve::staging`).
+const SERVED_BYTES_MAX: u64 = 32 << 20;
+/// A frame counts as at least so many, which bounds the frames too.
+const FRAME_BYTES_MIN: u64 = 1 << 20;
+/// A file that ended none of its frames for so long hangs: nobody waits for it any more.
+const HANGS_AFTER: Duration = Duration::from_secs(1);
 
 /// A file as a region, or the same seen from a peer on its host.
 pub(crate) struct SegmentFile {
@@ -36,6 +46,21 @@ pub(crate) struct SegmentFile {
     is_writable: bool,
     engine: Mutex<Option<Arc<dyn IoEngine>>>,
     is_truncated: AtomicBool,
+    serving: Mutex<Serving>,
+    served: Condvar,
+}
+
+/// Frames of peers under way.
+struct Serving {
+    bytes: u64,
+    /// When one ended last, or began when there was none.
+    moved: Instant,
+}
+
+/// A frame that is served from a file, until it is dropped.
+pub(crate) struct ServedFrame {
+    file: Arc<SegmentFile>,
+    bytes: u64,
 }
 
 impl SegmentFile {
@@ -87,7 +112,36 @@ impl SegmentFile {
     }
 
     fn with(file: Option<File>, length: u64, is_writable: bool, engine: Option<Arc<dyn IoEngine>>) -> Self {
-        Self { file, length, is_writable, engine: Mutex::new(engine), is_truncated: AtomicBool::new(false) }
+        Self {
+            file,
+            length,
+            is_writable,
+            engine: Mutex::new(engine),
+            is_truncated: AtomicBool::new(false),
+            serving: Mutex::new(Serving { bytes: 0, moved: Instant::now() }),
+            served: Condvar::new(),
+        }
+    }
+
+    /// Begins to serve a frame of `bytes` bytes. Where others have all the room it waits until `latest` for some, unless the
+    /// file hangs. A frame that is alone has room whatever it needs.
+    ///
+    /// # Errors
+    /// `Overloaded`.
+    pub(crate) fn serve(self: &Arc<Self>, bytes: u64, latest: Instant) -> Result<ServedFrame, Failure> {
+        let bytes = bytes.max(FRAME_BYTES_MIN);
+        let mut serving = self.serving.lock();
+        while serving.bytes > 0 && serving.bytes + bytes > SERVED_BYTES_MAX {
+            let until = latest.min(serving.moved + HANGS_AFTER);
+            if self.served.wait_until(&mut serving, until).timed_out() {
+                return Err(Failure::Overloaded);
+            }
+        }
+        if serving.bytes == 0 {
+            serving.moved = Instant::now();
+        }
+        serving.bytes += bytes;
+        Ok(ServedFrame { file: Arc::clone(self), bytes })
     }
 
     /// Bytes of the region.
@@ -165,6 +219,16 @@ impl SegmentFile {
         }
         tracing::debug!(%error, "I/O on a registered file");
         Failure::Storage
+    }
+}
+
+impl Drop for ServedFrame {
+    fn drop(&mut self) {
+        let mut serving = self.file.serving.lock();
+        serving.bytes -= self.bytes;
+        serving.moved = Instant::now();
+        drop(serving);
+        self.file.served.notify_all();
     }
 }
 
