@@ -130,6 +130,11 @@ impl Shared {
             }
             _ if !self.neighbour.has(segment.info.region) => Failure::NoRegion,
             (Some(file), None) => {
+                // No descriptors or memory for it here: the peer has an engine of its own.
+                if file.engine().is_err() {
+                    group.hand_back(Failure::System);
+                    return self.ended();
+                }
                 let batch = Arc::clone(&group.batch);
                 let (first, count) = (group.first as usize, group.count as usize);
                 let flight = Arc::new(Flight {

@@ -185,7 +185,11 @@ impl SegmentFile {
         engine.submit(IoRequest { operation, offset, memory: IoMemory::outside(Box::new(range)), done });
     }
 
-    fn engine(&self) -> io::Result<Arc<dyn IoEngine>> {
+    /// What reads and writes it, started with the first use.
+    ///
+    /// # Errors
+    /// The system's: no descriptors, no memory, no threads.
+    pub(crate) fn engine(&self) -> io::Result<Arc<dyn IoEngine>> {
         let mut engine = self.engine.lock();
         if let Some(engine) = &*engine {
             return Ok(Arc::clone(engine));
