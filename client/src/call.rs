@@ -53,6 +53,7 @@ struct Inner {
     secret: Option<[u8; 32]>,
     engine: Mutex<Option<Engine>>,
     native_calls: AtomicU64,
+    lent_puts: Arc<AtomicU64>,
     others: Others,
     places: Places,
     tenant: String,
@@ -124,6 +125,7 @@ impl Client {
             secret,
             engine: Mutex::default(),
             native_calls: AtomicU64::new(0),
+            lent_puts: Arc::default(),
             others: Others::default(),
             places: Places::default(),
             tenant,
@@ -310,6 +312,17 @@ impl Client {
     #[must_use]
     pub fn native_calls(&self) -> u64 {
         self.inner.native_calls.load(Ordering::Relaxed)
+    }
+
+    /// How many puts, or messages of a batch put, a node on this host copied from memory that it was lent for good
+    /// ([`LendableMemory`](crate::LendableMemory)): nothing was copied here.
+    #[must_use]
+    pub fn lent_puts(&self) -> u64 {
+        self.inner.lent_puts.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lent_puts_counter(&self) -> &Arc<AtomicU64> {
+        &self.inner.lent_puts
     }
 
     pub(crate) fn count_native_call(&self) {

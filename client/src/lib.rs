@@ -56,7 +56,7 @@ pub use endpoint::ServerAddress;
 pub use error::{Error, Refusal};
 pub use get::ObjectStream;
 pub use tidepool_metadata::{DataType, ErrorKind, ObjectKey};
-pub use tidepool_transfer::{Tls, TransferError};
+pub use tidepool_transfer::{LendableMemory, Tls, TransferError};
 pub use types::{
     BatchGot, BatchObject, Durability, Existence, GetOptions, Listed, Listing, Matching, Object, ObjectInfo,
     ObjectStat, PutDone, PutOptions, PutOutcome, RemoveOutcome, RemoveProgress, ReplicaStat, ServerInfo, StoredIn,

@@ -7,7 +7,8 @@ use tidepool_metadata::catalog::{Copies, Labels};
 use tidepool_replication::replicas::placement::Policy;
 use tidepool_tiers::StoreConfig;
 use tidepool_tiers::io::EngineChoice;
-use tidepool_tiers::memory::{MemoryConfig, available_bytes};
+use tidepool_tiers::io::available_bytes;
+use tidepool_tiers::memory::MemoryConfig;
 use tidepool_tiers::nvme::{DirectChoice, NvmeConfig, WritePolicy};
 
 use crate::config::{self, Config};

@@ -135,7 +135,7 @@ impl Server {
         let host = Arc::new(host);
         let api = StoreApi::new(node.service().clone(), inflight, Arc::clone(&host));
         let disk = Disk::new(node.service().clone(), nvme);
-        let lent = LentMemories::default();
+        let lent = LentMemories::new(&config.limits);
         if let Some(engine) = &engine {
             engine::serve(engine, api.clone(), lent.clone());
         }

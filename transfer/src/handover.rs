@@ -3,7 +3,7 @@
 //! ```text
 //! asks     0            8          24                     32
 //!          | "TIDELEND" | id, u128 | length, u64, little- |   with one descriptor, open for reading only
-//! answers  | "TIDETOOK" |
+//! answers  | "TIDETOOK" |   or "TIDEFULL": the node takes no more, of this client or in all
 //! ```
 //!
 //! Names in later messages are (id, offset, length). The memory is a sealed memfd, so that it can't shrink under the node's
@@ -11,7 +11,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -26,6 +26,8 @@ const MAGIC: [u8; 8] = *b"TIDELEND";
 const HELLO_BYTES: usize = 32;
 /// What the node answers once it has mapped the memory.
 pub const TAKEN: [u8; 8] = *b"TIDETOOK";
+/// What it answers if it has as much as it takes; it ends the connection then.
+pub const REFUSED: [u8; 8] = *b"TIDEFULL";
 /// A node answers at once, or is not well.
 const PATIENCE: Duration = Duration::from_millis(500);
 
@@ -40,7 +42,8 @@ impl Lent {
     /// Lends `memory`, made by [`Memory::shared`], to the node that listens at `socket`.
     ///
     /// # Errors
-    /// `InvalidInput` if no other process can map it; the system's; `InvalidData` if the node answers something else.
+    /// `InvalidInput` if no other process can map it; `QuotaExceeded` if the node takes no more; the system's; `InvalidData`
+    /// if the node answers something else.
     /// Blocks for at most 0.5 s a step.
     pub fn new(socket: &Path, memory: &Memory) -> io::Result<Self> {
         let file = memory.file().ok_or(io::ErrorKind::InvalidInput)?;
@@ -64,7 +67,11 @@ impl Lent {
         }
         let mut answer = [0; TAKEN.len()];
         connection.read_exact(&mut answer)?;
-        if answer == TAKEN { Ok(Self { connection, id }) } else { Err(io::ErrorKind::InvalidData.into()) }
+        match answer {
+            TAKEN => Ok(Self { connection, id }),
+            REFUSED => Err(io::ErrorKind::QuotaExceeded.into()),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 
     /// Its name in messages to the node.
@@ -82,13 +89,32 @@ impl Lent {
     }
 }
 
-/// Takes memory that is being lent over `stream`, and maps it read-only, page by page as it is read. Whoever calls answers
-/// [`TAKEN`], and lets go of the memory when the stream ends.
+/// Memory that a client lends, not mapped yet.
+#[derive(Debug)]
+pub struct LendOffer {
+    /// The name that the client chose.
+    pub id: u128,
+    /// In bytes, as the client says.
+    pub length: u64,
+    file: OwnedFd,
+}
+
+impl LendOffer {
+    /// Maps the memory read-only, page by page as it is read.
+    ///
+    /// # Errors
+    /// `InvalidData` if it can shrink or is shorter than was said; those of mmap.
+    pub fn map(self) -> io::Result<Memory> {
+        Memory::map_lent(self.file, self.length)
+    }
+}
+
+/// Receives what is being lent over `stream`. Whoever calls answers [`TAKEN`] or [`REFUSED`], and lets go of the memory when
+/// the stream ends.
 ///
 /// # Errors
-/// `WouldBlock` if nothing came yet; `InvalidData` if what came is no hello, or the memory can shrink or is shorter than it
-/// says; those of recvmsg and mmap.
-pub fn take_lent(stream: impl AsFd) -> io::Result<(u128, Memory)> {
+/// `WouldBlock` if nothing came yet; `InvalidData` if what came is no hello; those of recvmsg.
+pub fn take_offer(stream: impl AsFd) -> io::Result<LendOffer> {
     let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut hello = [0; HELLO_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -110,7 +136,7 @@ pub fn take_lent(stream: impl AsFd) -> io::Result<(u128, Memory)> {
     };
     let length = u64::try_from(number(24..32)).unwrap_or(u64::MAX);
     let file = file.ok_or_else(|| invalid("no descriptor came"))?;
-    Ok((number(8..24), Memory::map_lent(file, length)?))
+    Ok(LendOffer { id: number(8..24), length, file })
 }
 
 #[cfg(test)]
@@ -134,7 +160,8 @@ mod tests {
         let memory = Memory::shared(8192, PeerMapping::ReadOnly).expect("memory");
         let node = std::thread::spawn(move || {
             let mut stream = listener.accept().expect("a client").0;
-            let (id, lent) = take_lent(&stream).expect("lent");
+            let offer = take_offer(&stream).expect("lent");
+            let (id, lent) = (offer.id, offer.map().expect("mapped"));
             stream.write_all(&TAKEN).expect("answered");
             (stream, id, lent)
         });
@@ -159,12 +186,18 @@ mod tests {
             let mut client = UnixStream::connect(&path).expect("connected");
             client.write_all(hello).expect("sent");
             let stream = listener.accept().expect("a client").0;
-            assert_eq!(take_lent(&stream).expect_err("refused").kind(), io::ErrorKind::InvalidData);
+            assert_eq!(take_offer(&stream).expect_err("refused").kind(), io::ErrorKind::InvalidData);
         }
-        let node =
-            std::thread::spawn(move || listener.accept().expect("a client").0.write_all(b"SSH-2.0-").expect("sent"));
         let memory = Memory::shared(4096, PeerMapping::ReadOnly).expect("memory");
-        assert!(Lent::new(&path, &memory).is_err());
-        node.join().expect("no panic");
+        for (answer, error) in [(b"SSH-2.0-", io::ErrorKind::InvalidData), (&REFUSED, io::ErrorKind::QuotaExceeded)] {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut stream = listener.accept().expect("a client").0;
+                    take_offer(&stream).expect("lent");
+                    stream.write_all(answer).expect("sent");
+                });
+                assert_eq!(Lent::new(&path, &memory).expect_err("refused").kind(), error);
+            });
+        }
     }
 }

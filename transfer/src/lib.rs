@@ -27,6 +27,7 @@ mod file;
 pub mod fuzzing;
 mod handover;
 mod lend;
+mod lendable;
 mod memory;
 mod message;
 mod notify;
@@ -63,7 +64,8 @@ pub use error::{Failure, Kind, SliceError, TransferError};
 pub use exchange::Answer;
 #[cfg(feature = "faults")]
 pub use faulty::Faults;
-pub use handover::{Lent, TAKEN, take_lent};
+pub use handover::{LendOffer, Lent, REFUSED, TAKEN, take_offer};
+pub use lendable::{Borrower, Lendable, LendableMemory};
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Reply, Responder};
 pub use pieces::Pieces;

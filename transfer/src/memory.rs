@@ -184,6 +184,11 @@ impl Memory {
         Ok(Self(Arc::new(Inner { base, length, writable, file, dmabuf: None, _owner: Owner::Mapping(mapping) })))
     }
 
+    /// Of the first byte.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.0.base
+    }
+
     /// Bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "memory of no bytes can't be registered")]

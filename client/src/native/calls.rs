@@ -1,5 +1,6 @@
 //! The calls over a link. They block until the answer is there or the deadline has passed.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -147,7 +148,7 @@ impl Link {
         Ok(self.ask("exists", EngineMethod::Exists, message, &[], deadline)?.0)
     }
 
-    /// Puts values; large ones by memory that the node copies from, where it can.
+    /// Puts values; large ones by memory that the node copies from, where it can: that in which they lie, else staged.
     pub(crate) fn put(
         &self,
         operation: &'static str,
@@ -157,6 +158,20 @@ impl Link {
     ) -> Result<proto::BatchPutReply, Error> {
         let total: usize = values.iter().map(Bytes::len).sum();
         message.lengths = values.iter().map(|value| value.len() as u64).collect();
+        // Once more where the node has been restarted.
+        for _ in 0..2 {
+            let Some(placed) = (total >= STAGED_FROM).then(|| self.lending.place(values)).flatten() else { break };
+            message.memory = Some(placed.place.clone());
+            message.checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
+            match self.ask(operation, EngineMethod::Put, &message, &[], deadline) {
+                Err(error) if error.reason() == "NOT_LENT" => placed.forget(),
+                answer => {
+                    let reply = answer?.0;
+                    self.lent_puts.fetch_add(1, Ordering::Relaxed);
+                    return Ok(reply);
+                }
+            }
+        }
         if total >= STAGED_FROM
             && let Some(staged) = self.staging.stage(values)
         {

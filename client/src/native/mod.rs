@@ -5,10 +5,12 @@
 //! hand-over, else on a thread of their own.
 
 mod calls;
+mod lending;
 mod others;
 mod staging;
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,7 @@ use crate::call::Client;
 use crate::endpoint::ServerAddress;
 use crate::local::LocalReads;
 pub(crate) use calls::{Filling, Got, MOST_PUT_BYTES, Target};
+use lending::Lending;
 pub(crate) use others::Others;
 use staging::Staging;
 
@@ -43,7 +46,9 @@ pub(crate) struct Native {
 pub(crate) struct Link {
     engine: Engine,
     peer: PeerId,
+    lending: Lending,
     staging: Staging,
+    lent_puts: Arc<AtomicU64>,
 }
 
 impl Native {
@@ -139,10 +144,12 @@ impl Client {
             return None;
         };
         let engine = self.engine()?;
+        let lent_puts = Arc::clone(self.lent_puts_counter());
         let linked = blocking(move || {
             let peer = engine.connect(&engine_address, Instant::now() + timeout)?;
-            let staging = Staging::new(folder.map(|folder| folder.join("memory.sock")));
-            Ok::<_, TransferError>(Link { engine, peer, staging })
+            let socket = folder.map(|folder| folder.join("memory.sock"));
+            let (lending, staging) = (Lending::new(socket.clone()), Staging::new(socket));
+            Ok::<_, TransferError>(Link { engine, peer, lending, staging, lent_puts })
         });
         match linked.await {
             Ok(link) => {

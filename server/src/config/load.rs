@@ -177,6 +177,8 @@ impl Config {
         let (connections, streams) = (self.limits.connections, self.limits.streams);
         check("limits.connections", (1..=1_000_000).contains(&connections), connections, "1 to 1000000")?;
         check("limits.streams", (1..=100_000).contains(&streams), streams, "1 to 100000")?;
+        size("limits.lent_bytes", self.limits.lent_bytes, Size(64 * MIB), Size(64 * TIB))?;
+        size("limits.lent_client_bytes", self.limits.lent_client_bytes, Size(64 * MIB), Size(64 * TIB))?;
         size("limits.max_object_bytes", self.limits.max_object_bytes, Size(1), Size(16 * GIB))?;
         self.check_exposure()?;
         let super::Engine { tls_certificate, tls_key, tls_authorities, tls_name, .. } = &self.engine;

@@ -414,6 +414,11 @@ pub struct Limits {
     pub streams: u32,
     /// Largest object: 1 byte to 16 GiB, default 16 GiB.
     pub max_object_bytes: Size,
+    /// Memory of clients on this host that the node maps to copy values from it: 64 MiB to 64 TiB, default 64 GiB. It is the
+    /// clients' own; the node pays 2 MiB of page tables for each GiB. Values from memory beyond it take another way.
+    pub lent_bytes: Size,
+    /// The same of one client: 64 MiB to 64 TiB, default 32 GiB.
+    pub lent_client_bytes: Size,
 }
 
 impl Default for Limits {
@@ -423,6 +428,8 @@ impl Default for Limits {
             connections: 10_000,
             streams: 1024,
             max_object_bytes: Size(tidepool_metadata::MAX_OBJECT_BYTES),
+            lent_bytes: Size(64 << 30),
+            lent_client_bytes: Size(32 << 30),
         }
     }
 }

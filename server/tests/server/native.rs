@@ -4,7 +4,8 @@ use std::io::{Read as _, Write as _};
 
 use bytes::Bytes;
 use tidepool_client::{
-    BatchGot, Client, ClientBuilder, ClientSettings, ErrorKind, Existence, GetOptions, PutOptions, PutOutcome,
+    BatchGot, Client, ClientBuilder, ClientSettings, ErrorKind, Existence, GetOptions, LendableMemory, PutOptions,
+    PutOutcome,
 };
 
 use crate::common::TestServer;
@@ -280,10 +281,10 @@ async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
     let engine = Engine::start(Settings::default()).unwrap();
     let soon = || std::time::Instant::now() + std::time::Duration::from_secs(10);
     let peer = engine.connect(&server.server.addresses().engine.unwrap().to_string(), soon()).unwrap();
-    let put = |key: &'static str, offset: u64, length: u64| {
+    let put = |key: &'static str, offset: u64, length: u64, checksums: &[u32]| {
         let memory = proto::LentMemory { id: lent.id().to_le_bytes().to_vec().into(), offsets: vec![offset] };
-        let (keys, lengths) = (vec![key.into()], vec![length]);
-        let message = proto::PutItemsRequest { keys, lengths, memory: Some(memory), ..Default::default() };
+        let (keys, lengths, checksums) = (vec![key.into()], vec![length], checksums.to_vec());
+        let message = proto::PutItemsRequest { keys, lengths, checksums, memory: Some(memory), ..Default::default() };
         let request = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
         let reply = engine.call(peer, &request, soon()).unwrap();
         let (is_done, _) = envelope::answer_head(*reply.first_chunk().unwrap()).unwrap();
@@ -291,10 +292,17 @@ async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
         let reason = |refusal: proto::Refusal| proto::ErrorDetail::decode(&refusal.details[..]).unwrap().reason;
         if is_done { "done".to_owned() } else { reason(proto::Refusal::decode(message).unwrap()) }
     };
-    assert_eq!(put("k", 100, 8000), "done");
+    assert_eq!(put("k", 100, 8000, &[]), "done");
     assert!(client(&server).get("k").await.unwrap().expect("just put").value == bytes[100..8100]);
-    assert_eq!(put("beyond", 1, 8192), "BAD_RANGE");
-    assert_eq!(put("overflow", u64::MAX, 2), "BAD_RANGE");
+    assert_eq!(put("beyond", 1, 8192, &[]), "BAD_RANGE");
+    assert_eq!(put("overflow", u64::MAX, 2, &[]), "BAD_RANGE");
+    // Their owner changed the bytes between the sum and the copy.
+    let sum = crc32fast::hash(&bytes);
+    memory.write_at(8191, b"!").unwrap();
+    assert_eq!(put("changed", 0, 8192, &[sum]), "CHECKSUM_MISMATCH");
+    assert!(client(&server).get("changed").await.unwrap().is_none());
+    memory.write_at(8191, &bytes[8191..]).unwrap();
+    assert_eq!(put("changed", 0, 8192, &[sum]), "done");
     let gone = lent.id();
     drop(lent);
     let lent = tokio::task::block_in_place(|| Lent::new(&socket, &memory)).unwrap();
@@ -313,4 +321,155 @@ async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
         }
     };
     tokio::time::timeout(std::time::Duration::from_secs(10), refused).await.expect("the memory is gone");
+}
+
+/// Memory with these bytes that the node can be lent.
+fn lendable(bytes: &[u8]) -> Bytes {
+    let mut memory = LendableMemory::allocate(bytes.len()).unwrap();
+    memory.copy_from_slice(bytes);
+    Bytes::from_owner(memory)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn values_in_lendable_memory_are_copied_by_the_node_alone() {
+    let server = TestServer::with(&["dram.capacity=128MiB"]).await;
+    let (client, options) = (client(&server), PutOptions::default());
+    let memory = lendable(&value(20 << 20, 1));
+    let mut puts = 0;
+    for (offset, length) in
+        [(0, 32 << 10), (1, 32 << 10), (4097, 1 << 20), (77, (4 << 20) + 1), ((5 << 20) - 1, 15 << 20)]
+    {
+        let (key, bytes) = (format!("k{offset}"), memory.slice(offset..offset + length));
+        assert_eq!(client.put(&key, bytes.clone(), &options).await.unwrap().outcome, PutOutcome::Stored);
+        puts += 1;
+        assert_eq!(client.lent_puts(), puts, "{length} bytes");
+        assert!(client.get(&key).await.unwrap().expect("just put").value == bytes);
+    }
+    // 200 KiB each, and one of none; a message has 15 of them.
+    let batch: Vec<(String, Bytes)> = (0..30)
+        .map(|index| (format!("b{index}"), memory.slice(index * 300_001..index * 300_001 + 200_000)))
+        .chain([("empty".into(), Bytes::new())])
+        .collect();
+    assert!(
+        client.put_batch(&batch, &options).await.unwrap().iter().all(|done| matches!(done, Ok(PutOutcome::Stored)))
+    );
+    assert_eq!(client.lent_puts(), puts + 2);
+    for (key, bytes) in &batch {
+        assert!(client.get(key).await.unwrap().expect("just put").value == *bytes, "{key}");
+    }
+    // Small ones, and those that lie elsewhere too, go as others do.
+    client.put("small", memory.slice(0..100), &options).await.unwrap();
+    let mixed = [("in", memory.slice(0..100_000)), ("out", value(100_000, 2))];
+    assert!(client.put_batch(&mixed, &options).await.unwrap().iter().all(Result::is_ok));
+    client.put("large", memory.slice(0..16 << 20), &options).await.unwrap();
+    assert_eq!(client.lent_puts(), puts + 2);
+    for (key, bytes) in [&mixed[0], &mixed[1], &("large", memory.slice(0..16 << 20))] {
+        assert!(client.get(key).await.unwrap().expect("just put").value == *bytes, "{key}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lendable_memory_is_lent_anew_to_a_node_that_has_restarted() {
+    let server = TestServer::start().await;
+    let address = server.server.addresses().grpc;
+    let engine = server.server.addresses().engine;
+    let client = client(&server);
+    let memory = lendable(&value(1 << 20, 1));
+    client.put("k", memory.slice(0..100_000), &PutOptions::default()).await.unwrap();
+    let (mut stopped, _) = server.stop().await;
+    stopped.configure(|config| {
+        config.grpc.listen = address;
+        config.engine.listen = engine;
+    });
+    let server = stopped.start().await;
+    server.reconciled().await;
+    let before = client.lent_puts();
+    // The first may go by gRPC, because the link has ended; the engine is tried again a second later.
+    let lent_again = async {
+        for number in 0.. {
+            client
+                .put(format!("k{number}"), memory.slice(number..100_000 + number), &PutOptions::default())
+                .await
+                .unwrap();
+            if client.lent_puts() > before {
+                return number;
+            }
+        }
+        unreachable!("numbers don't end")
+    };
+    let last = tokio::time::timeout(std::time::Duration::from_secs(20), lent_again).await.expect("lent anew");
+    let found = client.get(format!("k{last}")).await.unwrap().expect("just put");
+    assert!(found.value == memory.slice(last..100_000 + last));
+}
+
+/// Connections of this process over which memory is lent, those that have not ended.
+fn lenders(server: &TestServer) -> Vec<std::os::unix::net::UnixStream> {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let (own, socket) = (pidfd_open(getpid(), PidfdFlags::empty()).unwrap(), server.data().join("memory.sock"));
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+    let number = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let open = descriptors.filter_map(number).filter_map(|fd| pidfd_getfd(&own, fd, PidfdGetfdFlags::empty()).ok());
+    let streams = open.map(std::os::unix::net::UnixStream::from);
+    let lends = |stream: &std::os::unix::net::UnixStream| {
+        stream.peer_addr().is_ok_and(|peer| peer.as_pathname() == Some(&*socket))
+            && stream.set_nonblocking(true).is_ok()
+            && { stream }.read(&mut [0]).is_err()
+    };
+    streams.filter(lends).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_that_the_node_has_no_more_is_lent_anew_within_the_put() {
+    let server = TestServer::start().await;
+    let client = client(&server);
+    let memory = lendable(&value(1 << 20, 1));
+    client.put("first", memory.slice(0..100_000), &PutOptions::default()).await.unwrap();
+    lenders(&server).iter().for_each(|lender| lender.shutdown(std::net::Shutdown::Both).unwrap());
+    let mut puts = 1;
+    let anew = async {
+        // Until the node has seen the end, it copies from the old mapping.
+        while lenders(&server).is_empty() {
+            let bytes = memory.slice(puts..100_000 + puts);
+            client.put(format!("k{puts}"), bytes, &PutOptions::default()).await.unwrap();
+            puts += 1;
+            assert_eq!(client.lent_puts(), puts as u64, "each was copied from where it lay");
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), anew).await.expect("lent anew");
+    let last = puts - 1;
+    assert!(
+        client.get(format!("k{last}")).await.unwrap().expect("just put").value == memory.slice(last..100_000 + last)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_beyond_the_limits_is_not_lent_and_its_values_go_another_way() {
+    let server = TestServer::with(&["limits.lent_bytes=100MiB", "limits.lent_client_bytes=64MiB"]).await;
+    let (client, options) = (client(&server), PutOptions::default());
+    let put = async |key: &str, memory: &Bytes, is_lent: bool| {
+        let before = client.lent_puts();
+        client.put(key, memory.slice(0..1 << 20), &options).await.unwrap();
+        assert_eq!(client.lent_puts() - before, u64::from(is_lent), "{key}");
+        assert!(client.get(key).await.unwrap().expect("just put").value == memory.slice(0..1 << 20));
+    };
+    let (first, second) = (lendable(&[1; 40 << 20]), lendable(&[2; 20 << 20]));
+    put("first", &first, true).await;
+    put("second", &second, true).await;
+    // A client's share, from which also the 32 MiB are that values are staged in: sent whole.
+    let third = lendable(&[3; 8 << 20]);
+    put("third", &third, false).await;
+    drop(first);
+    // The node may not have heard of it yet; this client does not ask for the third one again so soon.
+    let fourth = async {
+        let mut number = 0;
+        loop {
+            let (before, memory) = (client.lent_puts(), lendable(&[4; 8 << 20]));
+            client.put(format!("fourth{number}"), memory.slice(0..100_000), &options).await.unwrap();
+            number += 1;
+            if client.lent_puts() > before {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(10), fourth).await.expect("there is room again");
 }

@@ -6,6 +6,7 @@
 //! result, so a caller that goes away never frees bytes under the device.
 //! Bounds: an engine queues what it is given; each caller bounds what it has in flight (`NvmeConfig::queue_depth`).
 
+mod available;
 mod blocking;
 #[cfg(any(test, feature = "faults"))]
 pub mod faulty;
@@ -18,6 +19,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc;
 
+pub use available::available_bytes;
 pub use blocking::BlockingEngine;
 pub use memory::{Allocation, Block, BufferPool, HUGE_PAGE_BYTES, IoMemory, Landing, Outside, PAGE_BYTES};
 use serde::{Deserialize, Serialize};

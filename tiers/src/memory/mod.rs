@@ -11,7 +11,6 @@
 
 mod allocator;
 mod arena;
-mod available;
 mod blocks;
 mod buffer;
 mod error;
@@ -23,7 +22,6 @@ mod stream;
 mod tier;
 
 pub use allocator::{Allocator, Block};
-pub use available::available_bytes;
 pub use blocks::Blocks;
 pub use buffer::SliceBuffer;
 pub use error::{Corrupt, MemoryError, NoSpace};

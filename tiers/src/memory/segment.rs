@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, fallocate, flock, statvfs};
+use tidepool_io::available_bytes;
 use tidepool_metadata::directory::{Layout, Writer};
 
 use super::arena::Arena;
-use super::available::available_bytes;
 use super::error::MemoryError;
 use super::tier::MemoryConfig;
 
