@@ -170,13 +170,15 @@ sys.stdin.read()
 
 
 def test_one_with_a_folder_comes_back(node, store, key, tmp_path):
-    disk = {"data": tmp_path / "data", "nvme": "64MiB", "nvme_path": tmp_path / "disk"}
-    with tidepool.Store.embedded(node.grpc, **disk, **SMALL) as embedded:
+    # The segment outlives it, as it should: this goes with the node of the tests.
+    settings = {**SMALL["settings"], "dram.folder": node.segments.name}
+    lent = {"data": tmp_path / "data", "nvme": "64MiB", "nvme_path": tmp_path / "disk", "dram": "32MiB", "settings": settings}
+    with tidepool.Store.embedded(node.grpc, **lent) as embedded:
         assert not embedded.temporary
         embedded.put(key, b"v", durability="nvme")
         number = embedded.node
     assert (tmp_path / "disk" / "regions.dat").exists()
-    with tidepool.Store.embedded(node.grpc, **disk, **SMALL) as embedded:
+    with tidepool.Store.embedded(node.grpc, **lent) as embedded:
         assert embedded.node == number
         until(lambda: embedded.exists(key) is True)
         assert store.get(key) == b"v"

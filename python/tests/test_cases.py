@@ -1,0 +1,170 @@
+"""Faults that users of other stores reported, as small scenarios, through Python: sizes, and the client itself.
+
+Elsewhere: B006, segments larger than a device can register, in `transfer/`; B003, lengths beyond 32 bits, in `large/`, which `LARGE=1
+make test-python` adds; B136, the interpreter's lock, in `test_faults.py` and `test_async.py`.
+"""
+
+import contextlib
+import pickle
+import socket
+
+import pytest
+from node import Node
+
+import tidepool
+from test_embedded import guests, until
+
+KIB, MIB = 1 << 10, 1 << 20
+# What is on disk only is read from there after a restart.
+FORGETFUL = ["dram.survive_restart=false"]
+
+
+@pytest.fixture
+def forgetful_node(tmp_path):
+    node = Node(tmp_path / "data", more=FORGETFUL).start()
+    yield node
+    node.stop()
+
+
+def value(length, seed=1):
+    pattern = bytes(place * seed % 251 for place in range(251))
+    return (pattern * (length // 251 + 1))[:length]
+
+
+def in_memory_then_on_disk(node, check):
+    """Runs the check, and runs it again when nothing is in memory any more."""
+    for _ in range(2):
+        with tidepool.Store.connect(node.grpc) as store:
+            until(lambda: store.server_info().phase == "serving")
+            check(store)
+        node.stop()
+        node.start()
+
+
+def test_b001_tensors_and_values_without_elements(forgetful_node):
+    numpy = pytest.importorskip("numpy")
+    shapes, types = [(0,), (0, 128), (4, 0, 8)], ["float32", "float16", "int64"]
+    made = {f"{name}/{shape}": numpy.zeros(shape, name) for name in types for shape in shapes}
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+        made.update({f"bfloat16/{shape}": torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes})
+    with tidepool.Store.connect(forgetful_node.grpc) as store:
+        assert store.put("nothing", b"", durability="nvme")
+        for key, tensor in made.items():
+            assert store.put_tensor(key, tensor, durability="nvme")
+
+    def check(store):
+        assert store.exists("nothing") and store.get("nothing") == b"" and store.stat("nothing").length == 0
+        assert store.get_into("nothing", bytearray()) == 0
+        for key, tensor in made.items():
+            framework = "torch" if key.startswith("bfloat16") else "numpy"
+            got = store.get_tensor(key, framework=framework)
+            assert store.exists(key) and (got.shape, got.dtype) == (tensor.shape, tensor.dtype)
+
+    in_memory_then_on_disk(forgetful_node, check)
+
+
+def test_b005_values_around_every_limit(tmp_path):
+    slice_bytes = MIB
+    limits = [64 * KIB, 256 * KIB, slice_bytes, 3 * MIB, 4 * MIB, 15 * MIB]
+    lengths = sorted({more + factor * limit for limit in limits for factor, more in ((1, -1), (1, 0), (1, 1), (3, 1))})
+    settings = [*FORGETFUL, f"store.slice_bytes={slice_bytes}", "nvme.region_bytes=64MiB"]
+    node = Node(tmp_path / "data", dram="256MiB", nvme="640MiB", more=settings).start()
+    keys = [f"k{length}" for length in lengths]
+    try:
+        with tidepool.Store.connect(node.grpc) as store:
+            for key, length in zip(keys, lengths):
+                assert store.put(key, value(length), durability="nvme")
+
+        def check(store):
+            for got, length in zip(store.get_batch(keys), lengths):
+                assert got == value(length), length
+            rooms = [bytearray(length) for length in lengths]
+            assert store.get_batch_into(keys, rooms) == lengths
+            assert all(room == value(length) for room, length in zip(rooms, lengths))
+
+        in_memory_then_on_disk(node, check)
+    finally:
+        node.stop()
+
+
+def test_b009_reads_to_unaligned_places_touch_nothing_else(forgetful_node):
+    lengths = [1, 511, 512, 513, 4095, 4096, 4097, MIB + 1]
+    middle = len(lengths) // 2
+    with tidepool.Store.connect(forgetful_node.grpc) as store:
+        for length in lengths:
+            assert store.put(f"k{length}", value(length), durability="nvme")
+        store.upsert(f"k{lengths[middle]}", value(lengths[middle], seed=3), durability="nvme")
+
+    def check(store):
+        for place, length in enumerate(lengths):
+            room = bytearray(b"\xaa" * (length + 14))
+            assert store.get_into(f"k{length}", memoryview(room)[7 : 7 + length]) == length
+            assert room[:7] == room[-7:] == b"\xaa" * 7
+            assert room[7:-7] == value(length, seed=3 if place == middle else 1)
+
+    in_memory_then_on_disk(forgetful_node, check)
+
+
+def test_b010_a_value_that_never_fits_costs_no_other(tmp_path):
+    node = Node(tmp_path / "data", dram="32MiB", more=["store.slice_bytes=256KiB", "nvme.enabled=false"]).start()
+    try:
+        with tidepool.Store.connect(node.grpc) as store:
+            keys = [f"k{number}" for number in range(16)]
+            assert store.put_batch(keys, [value(MIB)] * 16) == [True] * 16
+            for length in (32 * MIB, 32 * MIB + 1, 64 * MIB, 256 * MIB):
+                with pytest.raises(tidepool.TidepoolError) as error:
+                    store.put("large", bytes(length))
+                assert error.value.reason == "VALUE_TOO_LARGE" and error.value.retry_after is None
+                assert store.exists_batch(keys) == [True] * 16
+            assert not store.exists("large")
+            # One that fits makes room for itself.
+            assert store.put("large", value(24 * MIB)) and store.get("large") == value(24 * MIB)
+    finally:
+        node.stop()
+
+
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        ({"dram": "8TiB"}, "dram.capacity"),
+        ({"nvme": "1GiB", "nvme_path": "/dev/null/none"}, "nvme.path"),
+        ({"nvme": "1MiB"}, "nvme.capacity"),
+        ({"data": "/dev/null/none"}, "/dev/null/none"),
+        ({"listen": "192.0.2.1:0"}, "grpc.listen"),
+        ({"settings": {"engine.tls_certificate": "/dev/null/none"}}, "engine.tls_certificate"),
+    ],
+)
+def test_b138_a_setup_that_fails_says_why_and_leaves_nothing(node, key, wrong, named):
+    with pytest.raises(tidepool.TidepoolError) as error:
+        tidepool.Store.embedded(node.grpc, **{"dram": "32MiB", **wrong})
+    assert named in str(error.value)
+    assert guests(node) == []
+    with tidepool.Store.embedded(node.grpc, dram="32MiB") as store:
+        assert store.put(key, b"v")
+
+
+def test_b139_a_port_takes_nothing_that_it_does_not_know(node, store, key):
+    code = pickle.dumps(print)
+    frames = [code, b"\xdd\xff\xff\xff\xff" + b"\x91" * 1000, b"\xff\xff\xff\xff" + code, (1 << 32).to_bytes(8, "little") + code]
+    with tidepool.Store.embedded(node.grpc, dram="32MiB") as lender, tidepool.TransferEngine() as engine:
+        for address in (node.grpc, lender.address, engine.session):
+            host, port = address.rsplit(":", 1)
+            assert host == "127.0.0.1", "nobody said otherwise"
+            for frame in frames:
+                # It is closed, whether that was waited for or not.
+                with contextlib.suppress(ConnectionError), socket.create_connection((host, int(port)), 30) as connection:
+                    connection.sendall(frame)
+                    while connection.recv(4096):
+                        pass
+        assert lender.put(key, b"v") and store.get(key) == b"v"
+
+
+def test_b141_a_tenant_that_nobody_made_has_nothing(node, key):
+    with pytest.raises(tidepool.TidepoolError) as error:
+        with tidepool.Store.connect(node.grpc, tenant="x") as other:
+            other.put(key, b"v")
+    assert error.value.reason == "UNKNOWN_TENANT"
