@@ -390,8 +390,10 @@ class TensorCalls:
             return INVALID_PARAMS
         return OK
 
-    def load_tensor_from_safetensor(self, file_name: str, key: Optional[str] = None) -> Any:
-        """Reads a tensor from a safetensors file and stores it; None if there is none."""
+    def load_tensor_from_safetensor(self, key: Optional[str] = None, file_name: Optional[str] = None) -> Any:
+        """Reads a tensor from a safetensors file and stores it under ``key``, or the file's name; None if there is none."""
+        if file_name is None:
+            raise TypeError("file_name is missing")
         try:
             if _framework() == "torch":
                 from safetensors.torch import load_file

@@ -508,7 +508,9 @@ class RpcInterface:
         """Not supported."""
         raise NotImplementedError("RpcInterface is not supported: see docs/src/compatibility.md")
 
-    send_tensor_async = send_data_async
+    def send_tensor_async(self, target_address: str, tensor: object, loop: object) -> object:
+        """Not supported."""
+        return self.send_data_async(target_address, tensor, loop)
 
     def set_data_receive_callback(self, callback: object) -> None:
         """Kept by nobody: nothing is received."""

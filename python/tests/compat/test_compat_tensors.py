@@ -35,6 +35,29 @@ def test_tensors_come_back(store, key, shape, name):
     assert got[3] is None and all(same(each, tensor) for each in got[:3])
 
 
+def test_elements_go_to_a_tensor_that_is_there(store, key):
+    pytest.importorskip("torch")
+    tensor, target = made(numpy.arange(12.0).reshape(3, 4)), torch.zeros(4, 3, dtype=torch.float64)
+    assert store.put_tensor(key, tensor) == 0
+    assert store.get_tensor_into_cuda(key, target) == 96 and same(target.reshape(3, 4), tensor)
+    few, other = torch.zeros(2, dtype=torch.float64), torch.zeros(12)
+    assert store.batch_get_tensor_into_cuda([key, key, "none"], [few, other, few]) == [INVALID, INVALID, MISSING]
+
+
+def test_tensors_go_to_files_and_back(store, key, tmp_path):
+    pytest.importorskip("safetensors")
+    tensor, file = made(numpy.arange(12.0).reshape(3, 4)), str(tmp_path / "file")
+    assert store.put_tensor(key, tensor) == 0
+    assert store.save_tensor_to_safetensor(key, file) == 0
+    assert store.save_tensor_to_safetensor("none", file) == MISSING
+    assert same(store.load_tensor_from_safetensor(f"{key}/2", file), tensor)
+    assert same(store.get_tensor(f"{key}/2"), tensor)
+    assert same(store.load_tensor_from_safetensor(file_name=file), tensor) and same(store.get_tensor(file), tensor)
+    assert store.load_tensor_from_safetensor(key, str(tmp_path / "none")) is None
+    with pytest.raises(TypeError):
+        store.load_tensor_from_safetensor(file)
+
+
 def test_tensors_lie_at_addresses(store, key, memory):
     tensor = made(numpy.arange(12.0).reshape(3, 4))
     room = _tensor_metadata_size() + 96
