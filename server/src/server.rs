@@ -201,7 +201,11 @@ impl Server {
     /// Those of the catalog; it has stopped all the same, and counts as a node that is away.
     pub(crate) async fn leave(self, hand_over: Duration) -> Result<u64, Error> {
         let left = self.node.service().leave(hand_over).await;
+        let store = self.node.service().store().clone();
         self.shutdown().await;
+        if left.is_ok() {
+            store.retire();
+        }
         left
     }
 

@@ -202,7 +202,11 @@ async fn an_instance_with_a_folder_comes_back_with_what_it_held() {
     until("it has announced what it has", async || !guests(&node).await[0]["announcing"].as_bool().unwrap()).await;
     check(&client).await;
     assert_eq!(guests(&node).await[0]["incarnation"], 2);
-    instance.shutdown().await.unwrap();
+    let segments =
+        || std::fs::read_dir(folder.path()).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file());
+    assert_eq!(segments().count(), 1);
+    instance.leave(PATIENCE).await.unwrap();
+    assert_eq!(segments().count(), 0, "nobody comes back to its memory");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -279,6 +279,11 @@ impl TieredStore {
         self.len() == 0
     }
 
+    /// Removes the segment's file after [`TieredStore::shutdown`]: of a node that nobody starts again.
+    pub fn retire(&self) {
+        self.inner.memory.close(false);
+    }
+
     /// Stops the tasks, persists the heat list, seals the NVMe tier, and leaves DRAM entries for the next start.
     ///
     /// # Errors
