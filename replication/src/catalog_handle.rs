@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidepool_metadata::catalog::{
-    Answer, Catalog, Command, EntryContext, ForgetMode, ForgetOutcome, LoadError, Located, MAX_COMMAND_ITEMS, Outcome,
-    Presence, Query, RemoveOutcome, ReplicaName,
+    Answer, BucketPage, Catalog, Command, EntryContext, ForgetMode, ForgetOutcome, LoadError, Located,
+    MAX_COMMAND_ITEMS, Outcome, Presence, Query, QuotaRoom, RemoveOutcome, ReplicaName,
 };
 use tidepool_metadata::lease::Leased;
 use tidepool_metadata::{LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
@@ -373,6 +373,42 @@ impl CatalogHandle {
         read: Read,
     ) -> Result<(LogIndex, Vec<Presence>), CatalogError> {
         self.consensus.read(read, |catalog| catalog.presences(tenant, keys)).await
+    }
+
+    /// The number of the tenant of that name. What this voter does not know yet, the leader is asked for.
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`].
+    pub async fn tenant(&self, name: &str) -> Result<Option<TenantId>, CatalogError> {
+        for read in [Read::Local, Read::Linearizable] {
+            if let (_, Some(tenant)) = self.consensus.read(read, |catalog| catalog.tenant_named(name)).await? {
+                return Ok(Some(tenant));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What the tenant may store.
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`].
+    pub async fn quota_room(&self, tenant: TenantId, read: Read) -> Result<QuotaRoom, CatalogError> {
+        Ok(self.consensus.read(read, |catalog| catalog.quota_room(tenant)).await?.1)
+    }
+
+    /// The copies on a node of the next `examined` objects of a tenant, by key behind `after`, as this voter knows them.
+    ///
+    /// # Errors
+    /// As [`CatalogHandle::query`].
+    pub async fn held_of(
+        &self,
+        node: NodeId,
+        tenant: TenantId,
+        after: Option<&ObjectKey>,
+        examined: usize,
+    ) -> Result<BucketPage, CatalogError> {
+        let held = |catalog: &Catalog| catalog.held_of(node, tenant, after, examined);
+        Ok(self.consensus.read(Read::Local, held).await?.1)
     }
 
     /// Renews leases on the current versions of `keys`; answers how long each lasts from now, zero where there is none to

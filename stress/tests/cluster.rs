@@ -374,6 +374,30 @@ async fn an_old_data_folder_is_found_out() {
     client.put("after", "v".into(), &PutOptions::default()).await.unwrap();
 }
 
+/// Each node knows how full the others are, whoever leads.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_hear_how_full_the_others_are() {
+    let mut cluster = start(3);
+    let holder = cluster.node(1).unwrap().grpc.to_string();
+    let client = Client::builder().endpoint(&holder).build().unwrap();
+    client.put("k", vec![7; 300 << 10].into(), &PutOptions::default()).await.unwrap();
+    let are_told = |cluster: &Cluster| {
+        let used = cluster.node(1).unwrap().tier("dram", "used").unwrap();
+        cluster.running().all(|(_, node)| {
+            let report = node.admin("/v1/nodes").unwrap_or_default();
+            let rows = report["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let of_holder = rows.iter().find(|row| row["grpc"] == holder.as_str());
+            of_holder.is_some_and(|row| row["dram_used"].as_u64() == Some(used)) && used > 0
+        })
+    };
+    blocking(|| cluster.until("all know how full it is", are_told));
+    let leader = blocking(|| cluster.wait_for_leader());
+    if leader != 1 {
+        blocking(|| cluster.kill(leader)).unwrap();
+        blocking(|| cluster.until("all know how full it is", are_told));
+    }
+}
+
 /// What another node holds is read from it straight, not by way of the node that was asked; where that fails, by way of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_of_other_nodes_are_read_from_them() {

@@ -298,7 +298,7 @@ pub struct FreeItem {
     pub replica: ReplicaId,
 }
 
-/// One page of the copies in a key bucket.
+/// One page of the copies on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BucketPage {
     /// The copies.
@@ -345,6 +345,29 @@ pub struct NodeStat {
     pub bytes: u64,
     /// How many copies it is to free.
     pub free_list: u64,
+}
+
+/// Objects and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Objects.
+    pub objects: u64,
+    /// Logical bytes times copies.
+    pub bytes: u64,
+}
+
+impl Room {
+    /// No bound.
+    pub const UNLIMITED: Self = Self { objects: u64::MAX, bytes: u64::MAX };
+}
+
+/// What a tenant may store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuotaRoom {
+    /// In all; [`Room::UNLIMITED`] if it has no quota.
+    pub whole: Room,
+    /// Beyond what it has.
+    pub left: Room,
 }
 
 /// What is known of one tenant.

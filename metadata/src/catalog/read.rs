@@ -6,13 +6,13 @@ use super::command::NodeState;
 use super::object::{Name, Object, Replica};
 use super::query::{
     Answer, BucketPage, Counts, GroupMember, HeldReplica, KeyFilter, ListedObject, Located, MAX_PAGE_ITEMS,
-    MatchedObject, Matches, ObjectLocation, ObjectStat, Page, Presence, Query, ReplicaLocation,
+    MatchedObject, Matches, ObjectLocation, ObjectStat, Page, Presence, Query, QuotaRoom, ReplicaLocation,
 };
 use super::table::Slot;
 use super::{Catalog, KeyBucket, each};
 use crate::lease::Leased;
 use crate::node::NodeId;
-use crate::object::{DataType, ObjectKey, TenantId};
+use crate::object::{DataType, ObjectKey, ReplicaId, TenantId};
 
 impl Catalog {
     /// Answers one question at the index of [`Catalog::applied`].
@@ -58,6 +58,29 @@ impl Catalog {
             None if self.settings.rebuilding => Presence::Recovering,
             None => Presence::Missing,
         }
+    }
+
+    /// The number of the tenant of that name.
+    #[must_use]
+    pub fn tenant_named(&self, name: &str) -> Option<TenantId> {
+        self.tenants.named(name)
+    }
+
+    /// What the tenant may store; nothing if there is none.
+    #[must_use]
+    pub fn quota_room(&self, tenant: TenantId) -> QuotaRoom {
+        self.tenants.room(tenant)
+    }
+
+    /// The copies on a node of the next `examined` objects of a tenant, by key behind `after`.
+    #[must_use]
+    pub fn held_of(&self, node: NodeId, tenant: TenantId, after: Option<&ObjectKey>, examined: usize) -> BucketPage {
+        let objects: Vec<&Object> = self.walk(tenant, &[], after).take(examined.clamp(1, MAX_PAGE_ITEMS)).collect();
+        let last = objects.last().filter(|_| objects.len() == examined);
+        let next = last.map(|last| (tenant, last.name.key()));
+        let copy_here = |object: &&Object| object.replicas().find(|replica| replica.id.node == node);
+        let held = objects.iter().filter_map(|object| Some(held_replica(object, copy_here(object)?.id)));
+        BucketPage { replicas: held.collect(), next }
     }
 
     /// Whether objects can be read, one answer a key.
@@ -237,14 +260,7 @@ impl Catalog {
         }
         held.sort_unstable_by(by_name);
         let next = held.last().filter(|_| more).map(|(last, _)| (last.tenant(), last.name.key()));
-        let replicas = each(&held, |(object, replica)| HeldReplica {
-            tenant: object.tenant(),
-            key: object.name.key(),
-            version: object.version,
-            commit_index: object.commit_index,
-            replica: *replica,
-        });
-        BucketPage { replicas, next }
+        BucketPage { replicas: each(&held, |(object, replica)| held_replica(object, *replica)), next }
     }
 
     fn counts(&self) -> Counts {
@@ -274,5 +290,15 @@ fn listed(object: &Object) -> ListedObject {
         group: object.group().cloned(),
         pins: object.pins,
         replicas: object.replica_count() as u32,
+    }
+}
+
+fn held_replica(object: &Object, replica: ReplicaId) -> HeldReplica {
+    HeldReplica {
+        tenant: object.tenant(),
+        key: object.name.key(),
+        version: object.version,
+        commit_index: object.commit_index,
+        replica,
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::command::{MAX_NAME_BYTES, Quota};
 use super::outcome::TenantOutcome;
-use super::query::TenantStat;
+use super::query::{QuotaRoom, Room, TenantStat};
 use crate::object::TenantId;
 
 /// Most tenants.
@@ -110,6 +110,20 @@ impl Tenants {
         if let Some(tenant) = self.by_id.remove(&id) {
             assert_eq!((tenant.objects, tenant.bytes), (0, 0), "a tenant with objects cannot go");
             self.by_name.remove(&tenant.name);
+        }
+    }
+
+    /// The tenant of that name, if it exists for callers.
+    pub(super) fn named(&self, name: &str) -> Option<TenantId> {
+        self.by_name.get(name).copied().filter(|&id| self.serves(id))
+    }
+
+    pub(super) fn room(&self, id: TenantId) -> QuotaRoom {
+        let Some(Tenant { quota, objects, bytes, .. }) = self.get(id) else { return QuotaRoom::default() };
+        let left = |quota: Option<u64>, used| quota.map_or(u64::MAX, |quota| quota.saturating_sub(used));
+        QuotaRoom {
+            whole: Room { objects: left(quota.objects, 0), bytes: left(quota.bytes, 0) },
+            left: Room { objects: left(quota.objects, *objects), bytes: left(quota.bytes, *bytes) },
         }
     }
 

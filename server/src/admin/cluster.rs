@@ -10,7 +10,7 @@ use tidepool_replication::{CatalogError, CatalogHandle, GroupStatus, MemberChang
 use super::AdminApi;
 use super::report::{LeasesReport, MemberRow, NodeRow, NodesReport, RaftReport};
 use crate::error::Error;
-use crate::node::{RepairReport, SUSPECT_AFTER};
+use crate::node::{NodeLoad, RepairReport, SUSPECT_AFTER, TierUse};
 
 /// Which node is meant, as eight hexadecimal digits.
 #[derive(Debug, Deserialize)]
@@ -123,7 +123,10 @@ pub(super) async fn nodes(State(api): State<AdminApi>) -> Result<Json<NodesRepor
     let status = catalog.status();
     let (_, answer) = catalog.query(Query::Nodes, Read::Local).await?;
     let Answer::Nodes(nodes) = answer else { return Err(CatalogError::Unexpected { expected: "nodes" }.into()) };
+    let loads = api.inner.service.loads();
     let row = |known: NodeStat| {
+        let load = loads.get(&known.node);
+        let used = |tier: fn(&NodeLoad) -> Option<TierUse>| load.and_then(tier).map(|tier| tier.used_bytes);
         let silence = status.peers.iter().find(|(node, ..)| *node == known.node).and_then(|(_, heard, _)| *heard);
         // Only the leader hears all nodes.
         let is_suspect = status.role == Role::Leader && silence.is_some_and(|silence| silence > SUSPECT_AFTER);
@@ -150,6 +153,9 @@ pub(super) async fn nodes(State(api): State<AdminApi>) -> Result<Json<NodesRepor
             .to_owned(),
             dram: lent(&known, TierKind::Dram),
             nvme: lent(&known, TierKind::Nvme),
+            dram_used: used(|load| load.dram),
+            nvme_used: used(|load| load.nvme),
+            reads_per_second: load.map(|load| load.reads_per_second),
             zone: known.labels.zone,
             rack: known.labels.rack,
             host: known.labels.host,

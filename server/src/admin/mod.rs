@@ -4,6 +4,7 @@ mod cluster;
 mod metrics;
 pub mod report;
 mod rows;
+mod tenants;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -83,6 +84,10 @@ impl AdminApi {
             .route("/v1/nodes/undrain", post(cluster::undrain))
             .route("/v1/repair", get(cluster::repair))
             .route("/v1/leases", get(cluster::leases))
+            .route("/v1/tenants", get(tenants::tenants))
+            .route("/v1/tenants/create", post(tenants::create))
+            .route("/v1/tenants/quota", post(tenants::set_quota))
+            .route("/v1/tenants/drop", post(tenants::remove))
             .route("/v1/nvme/attach", post(attach))
             .route("/v1/nvme/detach", post(detach))
             .route("/metrics", get(prometheus))

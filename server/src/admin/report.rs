@@ -210,6 +210,12 @@ pub struct NodeRow {
     pub dram: u64,
     /// Bytes of NVMe.
     pub nvme: u64,
+    /// Bytes of its DRAM in use, if it was heard of in the last seconds.
+    pub dram_used: Option<u64>,
+    /// Bytes of its NVMe in use.
+    pub nvme_used: Option<u64>,
+    /// Objects read from it in the last second or so.
+    pub reads_per_second: Option<u32>,
     /// Where it stands, each empty if it does not say.
     pub zone: String,
     /// In its zone.
@@ -237,4 +243,42 @@ pub struct LeasesReport {
     pub leases: u64,
     /// Bytes that each tenant has leased, by its number.
     pub tenants: Vec<(u32, u64)>,
+}
+
+/// `GET /v1/tenants`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TenantsReport {
+    /// All tenants, in the order in which they were created.
+    pub tenants: Vec<TenantRow>,
+}
+
+/// One tenant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TenantRow {
+    /// Its name; `default` for callers who name none.
+    pub name: String,
+    /// Its number, never used again.
+    pub number: u32,
+    /// `serving`; `dropping`: it is hidden, and its objects are being removed.
+    pub state: String,
+    /// Objects that it has.
+    pub objects: u64,
+    /// Their bytes, times copies.
+    pub bytes: u64,
+    /// Most objects; null: as many as there is room for.
+    pub quota_objects: Option<u64>,
+    /// Most bytes, times copies.
+    pub quota_bytes: Option<u64>,
+}
+
+/// Body of `POST /v1/tenants/create`, `quota` and `drop`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TenantRequest {
+    /// Which.
+    pub name: String,
+    /// Most bytes, times copies, such as `10GiB`; null: no bound.
+    pub bytes: Option<String>,
+    /// Most objects.
+    pub objects: Option<u64>,
 }

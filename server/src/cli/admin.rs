@@ -15,6 +15,7 @@ use super::key::KeyArgument;
 use super::output::{Output, Table, size};
 use super::raft::{self, RaftCommand};
 use super::serve::SettingsArguments;
+use super::tenants::{self, TenantCommand};
 use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
 use crate::folder::DataFolder;
 use crate::node::{Reconciled, RepairReport};
@@ -55,6 +56,11 @@ pub(super) enum AdminCommand {
     Repair,
     /// Show what is leased, as the leader knows it
     Leases,
+    /// Show tenants, or create, bound and drop them
+    Tenants {
+        #[command(subcommand)]
+        change: Option<TenantCommand>,
+    },
     /// Attach or detach the NVMe tier while the node runs
     #[command(subcommand)]
     Nvme(NvmeCommand),
@@ -93,6 +99,7 @@ pub(super) async fn run(
             output.answer(&report, repair_table)
         }
         AdminCommand::Leases => raft::leases(connection, output).await,
+        AdminCommand::Tenants { change } => tenants::run(change.as_ref(), connection, output).await,
         AdminCommand::Tiers => {
             let report: TiersReport = admin()?.get("/v1/tiers").await?;
             output.answer(&report, tiers_table)

@@ -18,6 +18,7 @@ mod output;
 mod raft;
 mod replay;
 mod serve;
+mod tenants;
 mod transfer;
 
 use std::process::ExitCode;

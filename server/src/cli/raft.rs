@@ -99,20 +99,26 @@ pub(super) async fn set_state(
 
 fn show_nodes(report: &NodesReport, output: &Output) -> Result<ExitCode, Failure> {
     output.answer(report, |report| {
-        let mut table =
-            Table::new(&["node", "state", "vote", "life", "lends", "copies", "size", "place", "grpc", "admin"]);
+        let mut table = Table::new(&[
+            "node", "state", "vote", "life", "lends", "reads/s", "copies", "size", "place", "grpc", "admin",
+        ]);
         for node in &report.nodes {
             // A host that is named by its kernel's boot id: enough to tell hosts apart.
             let host = node.host.chars().take(12).collect();
             let place = [node.zone.clone(), node.rack.clone(), host];
-            let lends: Vec<u64> = [node.dram, node.nvme].into_iter().filter(|&bytes| bytes > 0).collect();
+            let tiers = [(node.dram, node.dram_used), (node.nvme, node.nvme_used)];
+            let lends = tiers.into_iter().filter(|&(lent, _)| lent > 0).map(|(lent, used)| match used {
+                Some(used) => format!("{} ({} % full)", size(lent), used * 100 / lent),
+                None => size(lent),
+            });
             let state = if node.announcing { format!("{}, announcing", node.state) } else { node.state.clone() };
             table.row([
                 node.node.clone(),
                 state,
                 node.vote.clone(),
                 node.incarnation.to_string(),
-                lends.iter().map(|&bytes| size(bytes)).collect::<Vec<_>>().join(" + "),
+                lends.collect::<Vec<_>>().join(" + "),
+                node.reads_per_second.map_or_else(String::new, |reads| reads.to_string()),
                 node.replicas.to_string(),
                 size(node.bytes),
                 place.into_iter().filter(|label| !label.is_empty()).collect::<Vec<_>>().join("/"),

@@ -33,7 +33,11 @@ pub(super) fn unavailable(name: &ObjectName) -> Error {
     Error::new(ErrorKind::Unavailable, "UNAVAILABLE", message).retry_after(SOON)
 }
 
-pub(super) fn unknown_tenant(name: &str) -> Error {
+pub(super) fn quota_exceeded() -> Error {
+    refused(Refusal::QuotaExceeded)
+}
+
+pub(crate) fn unknown_tenant(name: &str) -> Error {
     Error::new(ErrorKind::NotFound, "UNKNOWN_TENANT", format!("no tenant {name:?}: create it first")).field("tenant")
 }
 

@@ -8,6 +8,7 @@
 //! answer show or free the bytes. Once sealed, a put goes on without its caller: bytes are freed only after a
 //! committed answer, refused or abandoned (protocol: put).
 
+mod beats;
 mod copies;
 mod directory;
 mod error;
@@ -17,6 +18,7 @@ mod guests;
 mod liveness;
 mod manage;
 mod put;
+mod quota;
 mod rebuild;
 mod reconcile;
 mod remote;
@@ -28,17 +30,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tidepool_metadata::catalog::{Answer, Copies, Query};
+use tidepool_metadata::catalog::Copies;
 use tidepool_metadata::{Incarnation, NodeId, ReplicaId, TenantId, VersionId};
 use tidepool_replication::replicas::placement::Policy;
-use tidepool_replication::{CatalogError, CatalogHandle, Read};
+use tidepool_replication::{CatalogError, CatalogHandle};
 use tidepool_tiers::TieredStore;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SetOnce};
 
 use crate::error::Error;
 
+pub(crate) use beats::{NodeLoad, TierUse};
 pub use copies::repair::{RepairConfig, RepairReport};
+pub(crate) use error::unknown_tenant;
 pub use get::ObjectReader;
 pub(crate) use get::Opened;
 pub(crate) use liveness::SUSPECT_AFTER;
@@ -94,6 +98,8 @@ struct Inner {
     /// For what a put starts from a thread of a connection.
     runtime: Handle,
     repairs: copies::repair::Repairs,
+    beats: beats::Beats,
+    quotas: quota::Quotas,
     /// Room for what clients acknowledge.
     acknowledgements: Arc<Semaphore>,
 }
@@ -127,6 +133,8 @@ impl NodeService {
                 fetched: copies::Fetched::default(),
                 runtime: Handle::current(),
                 repairs: copies::repair::Repairs::default(),
+                beats: beats::Beats::default(),
+                quotas: quota::Quotas::default(),
                 acknowledgements: Arc::new(Semaphore::new(sessions::ACKNOWLEDGEMENTS)),
             }),
         }
@@ -140,10 +148,7 @@ impl NodeService {
         if name.is_empty() || name == "default" {
             return Ok(TenantId::DEFAULT);
         }
-        let (_, answer) = self.catalog().await?.query(Query::Tenants, Read::Linearizable).await?;
-        let Answer::Tenants(tenants) = answer else { return Err(error::unexpected("tenants")) };
-        let found = tenants.into_iter().find(|tenant| tenant.name == name && !tenant.dropping);
-        found.map(|tenant| tenant.tenant).ok_or_else(|| error::unknown_tenant(name))
+        self.catalog().await?.tenant(name).await?.ok_or_else(|| unknown_tenant(name))
     }
 
     /// The store under the service, for reports.

@@ -14,6 +14,7 @@ use tidepool_tiers::StoreError;
 use tidepool_tiers::store::{ReplicaIdentity, ReplicaName, Sealed};
 
 use super::copies::{Incoming, Spread, spread};
+use super::quota::QuotaHold;
 use super::{NodeService, ObjectName, PROPOSE_TIMEOUT, PutDone, PutItem, PutOptions, PutOutcome, Value, error};
 use crate::error::Error;
 use crate::peers::wire::Pull;
@@ -42,6 +43,7 @@ pub struct Reservation {
     incoming: Incoming,
     reserved_at: LogTime,
     request: Option<RequestId>,
+    quota: Option<QuotaHold>,
 }
 
 /// An object whose bytes are all there, and their CRC-32 as the caller knows it.
@@ -59,6 +61,7 @@ struct Proposal {
     fetching: Vec<NodeId>,
     item: CompleteItem,
     spread: Spread,
+    quota: Option<QuotaHold>,
 }
 
 type PutResult = Result<PutDone, Error>;
@@ -112,10 +115,15 @@ impl NodeService {
             return Err(error::draining());
         }
         let reserved_at = self.led_catalog().await?.now();
+        // An upsert may well take the room of what it replaces.
+        let quota = match options.upsert {
+            true => None,
+            false => self.hold_quota(name.tenant, length.saturating_mul(copies.wanted().into())).await?,
+        };
         let buffer = self.inner.store.reserve(length, name.key.as_bytes().len()).await?;
         let request = options.ids.map(|ids| ids.of_item(position));
         let incoming = self.incoming(&name, &options, copies, buffer);
-        Ok(Reservation { service: self.clone(), name, length, options, copies, incoming, reserved_at, request })
+        Ok(Reservation { service: self.clone(), name, length, options, copies, incoming, reserved_at, request, quota })
     }
 
     /// Puts many small objects of one tenant with one proposal for all that fit it. One outcome per item, in order.
@@ -236,8 +244,9 @@ impl NodeService {
         if proposals.is_empty() {
             return Vec::new();
         }
-        let split = |Proposal { sealed, item, spread, .. }| ((sealed, spread), item);
-        let (sealed, items): (Vec<(Sealed, Spread)>, Vec<CompleteItem>) = proposals.into_iter().map(split).unzip();
+        let split = |Proposal { sealed, item, spread, quota, .. }| ((sealed, spread), (item, quota));
+        let (sealed, items): (Vec<(Sealed, Spread)>, Vec<_>) = proposals.into_iter().map(split).unzip();
+        let (items, _until_answered): (Vec<CompleteItem>, Vec<Option<QuotaHold>>) = items.into_iter().unzip();
         let proposal = async { self.catalog().await?.propose(Command::Complete(items)).await };
         let proposed = tokio::time::timeout(PROPOSE_TIMEOUT, proposal).await;
         match proposed {
@@ -432,7 +441,7 @@ impl Filled {
     /// Ends all change to the bytes, makes them as durable as was asked for, and says what to propose.
     async fn seal(self) -> Result<Proposal, Error> {
         let Self { reservation, expected } = self;
-        let Reservation { service, name, options, copies, incoming, reserved_at, request, .. } = reservation;
+        let Reservation { service, name, options, copies, incoming, reserved_at, request, quota, .. } = reservation;
         let (version, replica) = incoming.ids().unwrap_or_else(|| service.next_ids());
         let ObjectName { tenant, key } = name;
         let name = ReplicaName { tenant, key: key.clone(), version, replica };
@@ -460,7 +469,8 @@ impl Filled {
             reserved_at,
             request,
         };
-        Ok(Proposal { service, sealed, prefer: options.prefer, fetching, item, spread: Spread::default() })
+        let spread = Spread::default();
+        Ok(Proposal { service, sealed, prefer: options.prefer, fetching, item, spread, quota })
     }
 }
 

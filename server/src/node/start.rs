@@ -26,7 +26,7 @@ use tidepool_tiers::{StoreConfig, TieredStore};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{NodeService, Remotes, RepairConfig, copies, directory, free_list, liveness, reconcile, sessions};
+use super::{NodeService, Remotes, RepairConfig, beats, copies, directory, free_list, liveness, reconcile, sessions};
 use crate::error::Error;
 use crate::folder::DataFolder;
 
@@ -262,6 +262,7 @@ impl Join {
         let (announcing, leasing) = (service.clone(), catalog.clone());
         let tasks = vec![
             tokio::spawn(async move { leasing.stream_leases().await }),
+            tokio::spawn(beats::run(service.clone(), catalog.clone())),
             tokio::spawn(free_list::run(service.clone(), catalog.clone())),
             tokio::spawn(copies::repair::run(service, catalog.clone(), repair)),
             tokio::spawn(sessions::sweep(catalog.clone())),

@@ -12,4 +12,5 @@ mod pressure;
 mod process;
 mod races;
 mod starts;
+mod tenants;
 mod tls;

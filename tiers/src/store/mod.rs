@@ -53,7 +53,7 @@ pub use hold::Hold;
 pub use index::EntryId;
 pub use read::{ByteRange, ObjectReader};
 pub use recovery::{Phase, PhaseReport, RecoveryReport};
-pub use report::{SlicePlace, TierReport};
+pub use report::{SlicePlace, TierReport, TierUsage};
 
 use crate::StoreError;
 use crate::eviction::{Eviction, EvictionPolicy};
@@ -259,6 +259,14 @@ impl TieredStore {
     #[must_use]
     pub fn contains(&self, tenant: TenantId, key: &ObjectKey, version: VersionId) -> bool {
         self.inner.state.lock().index.find(tenant, key.as_bytes(), version).is_some()
+    }
+
+    /// Whether the replica of that version lies in DRAM.
+    #[must_use]
+    pub fn is_in_dram(&self, tenant: TenantId, key: &ObjectKey, version: VersionId) -> bool {
+        let tables = self.inner.state.lock();
+        let entry = tables.index.find(tenant, key.as_bytes(), version).and_then(|id| tables.index.get(id));
+        entry.is_some_and(|entry| entry.dram.is_some())
     }
 
     /// Length of all slices of new objects but their last, in bytes.

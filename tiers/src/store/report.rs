@@ -52,6 +52,19 @@ pub struct TierReport {
     pub scrubbed_bytes: u64,
 }
 
+/// How full a tier is, in bytes: `used + reserved <= capacity`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierUsage {
+    /// Which tier.
+    pub tier: TierKind,
+    /// Bytes that the tier may use.
+    pub capacity: u64,
+    /// Bytes of slices or records.
+    pub used: u64,
+    /// Bytes being filled or written.
+    pub reserved: u64,
+}
+
 /// Where one slice of an object lies, as `admin object` shows it.
 #[derive(Clone, Debug)]
 pub struct SlicePlace {
@@ -121,6 +134,29 @@ impl TieredStore {
     #[must_use]
     pub fn misses(&self) -> u64 {
         self.inner.counters.misses.load(Relaxed)
+    }
+
+    /// Reads that were served from any tier.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        let counters = &self.inner.counters;
+        counters.dram_hits.load(Relaxed) + counters.nvme_hits.load(Relaxed)
+    }
+
+    /// How full each tier is that serves, fastest first. Cheap.
+    #[must_use]
+    pub fn usage(&self) -> Vec<TierUsage> {
+        let memory = self.inner.memory.usage();
+        let (capacity, used, reserved) = (memory.capacity, memory.used, memory.reserved);
+        let mut tiers = vec![TierUsage { tier: TierKind::Dram, capacity, used, reserved }];
+        if let Some(super::Attached { tier: nvme, .. }) = &*self.inner.nvme.read()
+            && matches!(nvme.state(), TierState::Serving)
+        {
+            let usage = nvme.usage();
+            let (capacity, used, reserved) = (usage.capacity_bytes, usage.used_bytes, usage.reserved_bytes);
+            tiers.push(TierUsage { tier: TierKind::Nvme, capacity, used, reserved });
+        }
+        tiers
     }
 
     /// Each tier, fastest first. Walks the index once; for people, not for every second.

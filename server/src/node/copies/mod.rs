@@ -65,12 +65,12 @@ fn patience(length: u64) -> Duration {
     pull_time(length) + PULL_TIME / 4
 }
 
-fn malformed() -> Error {
+pub(super) fn malformed() -> Error {
     Error::new(ErrorKind::Invalid, "BAD_MESSAGE", "a message of another node can't be read".into())
 }
 
 impl NodeService {
-    /// Answers what other nodes ask about copies.
+    /// Answers what other nodes ask.
     pub(super) async fn answer_node(&self, request: &[u8]) -> Vec<u8> {
         use node_reply::Answer;
         let answer = match NodeRequest::decode(request).map(|request| request.ask) {
@@ -85,12 +85,18 @@ impl NodeService {
                 self.inner.repairs.want();
                 Ok(Answer::Done(true))
             }
+            Ok(Some(node_request::Ask::Beat(beat))) => self.hear(beat).map(Answer::Loads),
             Ok(None) | Err(_) => Err(malformed()),
         };
         reply(answer).encode_to_vec()
     }
 
-    async fn ask_node(&self, node: NodeId, ask: node_request::Ask, within: Duration) -> Result<NodeReply, Error> {
+    pub(super) async fn ask_node(
+        &self,
+        node: NodeId,
+        ask: node_request::Ask,
+        within: Duration,
+    ) -> Result<NodeReply, Error> {
         let words = NodeRequest { ask: Some(ask) }.encode_to_vec();
         let answer = self.catalog().await?.ask_node(node, words, within).await?;
         NodeReply::decode(&answer[..]).map_err(|_| malformed())

@@ -1,0 +1,130 @@
+//! Quotas of tenants, looked at before bytes move.
+//!
+//! What a tenant may store, the catalog decides when a put completes, exactly, over all nodes. Here a put that would be refused then
+//! is refused before it takes room, and a full tenant makes room of its own: objects of its that lie on this node go, those
+//! that are not in DRAM before those that are, older before newer. Puts under way on this node count as if they were stored
+//! ([`QuotaHold`]); those on other nodes are unknown until they complete
+//! (`docs/src/decisions/quotas.md`).
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidepool_metadata::catalog::{ForgetMode, HeldReplica, QuotaRoom, Room};
+use tidepool_metadata::{ObjectKey, TenantId};
+use tidepool_replication::{Forgotten, Read};
+use tidepool_tiers::store::ReplicaName;
+use tokio::time::Instant;
+
+use super::{NodeService, error};
+use crate::error::Error;
+
+/// How long a full tenant's put waits until older objects have gone.
+const WAIT: Duration = Duration::from_millis(100);
+/// Objects among which those are chosen that go, a quarter of them.
+const LOOKED_AT: usize = 1024;
+/// Most that go at a time.
+const GOING: usize = 64;
+
+/// Of tenants with a quota.
+#[derive(Default)]
+pub(super) struct Quotas {
+    /// What puts under way will add.
+    held: Mutex<HashMap<TenantId, Room>>,
+    /// Where the last look for objects that may go ended.
+    hands: Mutex<HashMap<TenantId, ObjectKey>>,
+}
+
+/// A put's part of its tenant's quota, until it is dropped.
+pub(super) struct QuotaHold {
+    service: NodeService,
+    tenant: TenantId,
+    bytes: u64,
+}
+
+impl Drop for QuotaHold {
+    fn drop(&mut self) {
+        let mut held = self.service.inner.quotas.held.lock();
+        if let Some(room) = held.get_mut(&self.tenant) {
+            room.objects -= 1;
+            room.bytes -= self.bytes;
+            if room.objects == 0 {
+                held.remove(&self.tenant);
+            }
+        }
+    }
+}
+
+impl QuotaHold {
+    /// Whether all that is under way fits.
+    fn fits(&self, room: Room) -> bool {
+        let held = self.service.inner.quotas.held.lock();
+        held.get(&self.tenant).is_none_or(|held| held.objects <= room.objects && held.bytes <= room.bytes)
+    }
+}
+
+impl NodeService {
+    /// Takes one object of so many bytes, all copies together, from the tenant's quota; `None` if it has none.
+    ///
+    /// # Errors
+    /// `QUOTA_EXCEEDED` after a bounded wait; those of the catalog.
+    pub(super) async fn hold_quota(&self, tenant: TenantId, bytes: u64) -> Result<Option<QuotaHold>, Error> {
+        let catalog = self.catalog().await?;
+        let room = catalog.quota_room(tenant, Read::Local).await?;
+        if room.whole == Room::UNLIMITED {
+            return Ok(None);
+        }
+        let is_hopeless = |room: QuotaRoom| room.whole.objects == 0 || bytes > room.whole.bytes;
+        let hold = {
+            let mut held = self.inner.quotas.held.lock();
+            let of_tenant = held.entry(tenant).or_default();
+            of_tenant.objects += 1;
+            of_tenant.bytes += bytes;
+            QuotaHold { service: self.clone(), tenant, bytes }
+        };
+        let (mut room, end) = (room, Instant::now() + WAIT);
+        while !hold.fits(room.left) {
+            // What this node knows may be old: others may have removed something, or the quota is another now.
+            room = catalog.quota_room(tenant, Read::Linearizable).await?;
+            if hold.fits(room.left) {
+                break;
+            }
+            if is_hopeless(room) || Instant::now() >= end || self.evict_own(tenant).await? == 0 {
+                return Err(error::quota_exceeded());
+            }
+        }
+        Ok(Some(hold))
+    }
+
+    /// Has some of the tenant's objects here go, the coldest of those that come next by key; answers how many did.
+    async fn evict_own(&self, tenant: TenantId) -> Result<usize, Error> {
+        let mut coldest = self.next_of(tenant).await?;
+        let is_in_dram = |held: &HeldReplica| self.inner.store.is_in_dram(tenant, &held.key, held.version);
+        coldest.sort_by_cached_key(|held| (is_in_dram(held), held.commit_index));
+        coldest.truncate(coldest.len().div_ceil(4).min(GOING));
+        let name = |held: &HeldReplica| (held.tenant, held.key.clone(), held.version, held.replica);
+        let names = coldest.iter().map(name).collect();
+        let forgotten = self.catalog().await?.forget(names, ForgetMode::EvenLast).await?;
+        let gone = coldest.into_iter().zip(forgotten).filter(|(_, forgotten)| *forgotten == Forgotten::Yes);
+        let mut count = 0;
+        for (HeldReplica { tenant, key, version, replica, .. }, _) in gone {
+            self.free(&ReplicaName { tenant, key, version, replica });
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Copies of the tenant's here, from where the last look ended on.
+    async fn next_of(&self, tenant: TenantId) -> Result<Vec<HeldReplica>, Error> {
+        let after = self.inner.quotas.hands.lock().remove(&tenant);
+        let (catalog, node) = (self.catalog().await?, self.inner.node);
+        let mut page = catalog.held_of(node, tenant, after.as_ref(), LOOKED_AT).await?;
+        if page.replicas.is_empty() && after.is_some() {
+            page = catalog.held_of(node, tenant, None, LOOKED_AT).await?;
+        }
+        if let Some((_, next)) = page.next {
+            self.inner.quotas.hands.lock().insert(tenant, next);
+        }
+        Ok(page.replicas)
+    }
+}
