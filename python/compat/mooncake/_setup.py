@@ -92,6 +92,7 @@ def may_fall_back() -> bool:
 
 
 def is_true(text: str) -> bool:
+    """What flags and variables mean."""
     return text.strip().lower() in ("1", "true", "yes", "on")
 
 

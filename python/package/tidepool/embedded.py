@@ -66,8 +66,9 @@ class EmbeddedStore(_Lender, Store):
     a store like any other: what it puts lies in its own memory, where it reads it without a call; all other clients of the
     cluster find it too. It never votes, and holds a copy of the catalog, about 250 bytes an object.
 
-    :meth:`close` ends it; so does the end of the program, and nothing else: it stays when no variable names it any more. A temporary instance (without ``data``) hands over what it holds
-    before it goes. What of it had no other copy, and was not handed over in time, is gone.
+    :meth:`close` ends it; so does the end of the program, and nothing else: it stays when no variable names it any more. A
+    temporary instance (without ``data``) hands over what it holds before it goes. What of it had no other copy, and was not
+    handed over in time, is gone.
     """
 
     def __init__(self, connection: Connection, instance: "_native.Instance", hand_over: float) -> None:
