@@ -1,11 +1,12 @@
 """Return codes, and which one an error has."""
 
-from typing import Optional, Union
+from typing import Iterable, Optional, Union
 
 from tidepool import TidepoolError
 
 OK = 0
 INTERNAL_ERROR = -1
+SEGMENT_NOT_FOUND = -101
 NO_AVAILABLE_HANDLE = -200
 INVALID_PARAMS = -600
 REPLICA_IS_NOT_READY = -703
@@ -71,7 +72,12 @@ def stored(item: Union[int, bool, TidepoolError, None]) -> int:
 
 def first_failure(items: list) -> int:
     """Of a batch that gives one code: that of the first item which failed."""
-    return next((result for result in map(stored, items) if result != OK), OK)
+    return first_failure_of(map(stored, items))
+
+
+def first_failure_of(codes: Iterable[int]) -> int:
+    """The first code that is none of success."""
+    return next((code for code in codes if code != OK), OK)
 
 
 def size(text: Union[str, int, None], default: Optional[int] = None) -> int:

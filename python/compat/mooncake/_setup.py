@@ -101,10 +101,10 @@ def lends_segment(settings: Settings) -> bool:
     return settings.global_segment_size > 0 and is_true(os.environ.get("TIDEPOOL_LEND_SEGMENT", ""))
 
 
-def connect(settings: Settings) -> Tuple[int, Optional[tidepool.Store]]:
+def connect(settings: Settings, lends: bool) -> Tuple[int, Optional[tidepool.Store]]:
     """A store of the node that is named as master; asks again while nothing answers there.
 
-    With ``TIDEPOOL_LEND_SEGMENT=1`` it is one that lends the segment of the settings to that node's cluster.
+    If it ``lends``, it is an embedded one that lends the segment of the settings to that node's cluster.
     """
     wrong = check_protocol(settings.protocol)
     if wrong:
@@ -116,7 +116,6 @@ def connect(settings: Settings) -> Tuple[int, Optional[tidepool.Store]]:
     if separator and scheme not in ("http", "unix"):
         log.error("master %r: name the address of a node, %s is not used here", endpoint, scheme)
         return _codes.NOT_SUPPORTED, None
-    lends = lends_segment(settings)
     if lends and endpoint.startswith("unix:"):
         log.error("master %r: to lend a segment, name the node by host:port", endpoint)
         return _codes.INVALID_PARAMS, None

@@ -67,7 +67,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if _setup.lends_segment(settings):
-            code, lender = _setup.connect(settings)
+            code, lender = _setup.connect(settings, lends=True)
             if not isinstance(lender, tidepool.EmbeddedStore):
                 print(f"mooncake_client: no segment could be lent to {master}: {code}", file=sys.stderr)
                 return 1

@@ -87,9 +87,10 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
     """
 
     def __init__(self) -> None:
+        self._settings: Optional[_setup.Settings] = None
         self._opened: Optional[tidepool.Store] = None
         self._connection = None
-        self._hostname = ""
+        self._segments: Dict[str, tidepool.EmbeddedStore] = {}
         self._lease = _lease_seconds()
         self._pool = Memory()
         Sessions.__init__(self)
@@ -121,13 +122,16 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
     def _set_up(self, settings: _setup.Settings) -> int:
         if self._connection is not None:
             return OK
-        code, opened = _setup.connect(settings)
+        code, opened = _setup.connect(settings, _setup.lends_segment(settings))
         if opened is not None:
-            self._hostname, self._opened, self._connection = settings.local_hostname, opened, opened._native
-            if isinstance(opened, tidepool.EmbeddedStore):
-                # Engines that never close their store only let go of it: the segment goes with it.
-                weakref.finalize(self, _end, opened).atexit = False
+            self._settings, self._opened, self._connection = settings, opened, opened._native
+            self._end_with_this(opened)
         return code
+
+    def _end_with_this(self, opened: tidepool.Store) -> None:
+        # Engines that never close their store only let go of it: what it lends goes with it.
+        if isinstance(opened, tidepool.EmbeddedStore):
+            weakref.finalize(self, _end, opened).atexit = False
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Connects to the node that ``mooncake_client`` at ``server_address`` stands for, or to a node there."""
@@ -149,9 +153,10 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
         """Lets go of the connection, and ends what it lends; 0, however often."""
         opened, self._opened, self._connection = self._opened, None, None
         self._forget_sessions()
+        ended = [self._unmount(segment, None) for segment in list(self._segments)]
         code = OK if opened is None else _end(opened)
         self._pool.clear()
-        return code
+        return _codes.first_failure_of([code, *ended])
 
     def health_check(self) -> int:
         """0: healthy. 1: not set up, or closed. 2: the node can't be reached."""
@@ -165,7 +170,7 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
 
     def get_hostname(self) -> str:
         """As it was given to ``setup``."""
-        return self._hostname
+        return self._settings.local_hostname if self._settings is not None else ""
 
     def _get_pyclient_capsule(self) -> object:
         return self._connection
@@ -488,16 +493,37 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
         return {"ret": NOT_SUPPORTED, "segment_ids": []}
 
     def allocate_and_mount_segment(self, size: int, protocol: str = "tcp", location: str = "") -> Dict[str, Any]:
-        """Not supported: nodes lend memory, clients don't."""
-        return {"ret": NOT_SUPPORTED, "segment_ids": [], "allocated_size": 0}
+        """Lends ``size`` bytes of this process to the cluster, 16 MiB and more: ``ret``, ``segment_ids``, ``allocated_size``."""
+        code, lent = INVALID_PARAMS, None
+        if self._connection is not None and self._settings is not None and size > 0:
+            settings = self._settings._replace(global_segment_size=size, protocol=protocol, enable_ssd_offload=False)
+            code, lent = _setup.connect(settings, lends=True)
+        if not isinstance(lent, tidepool.EmbeddedStore):
+            return {"ret": code, "segment_ids": [], "allocated_size": 0}
+        self._segments[lent.node] = lent
+        self._end_with_this(lent)
+        return {"ret": OK, "segment_ids": [lent.node], "allocated_size": size}
 
     def unmount_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
-        """Not supported: nodes lend memory, clients don't."""
-        return NOT_SUPPORTED
+        """Takes back what was lent, after others had that time to take over what lies there. -101 for no such segment."""
+        return _codes.first_failure_of([self._unmount(segment, grace_period_seconds) for segment in segment_ids])
 
     def unmount_and_free_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
-        """Not supported: nodes lend memory, clients don't."""
-        return NOT_SUPPORTED
+        """The same: what is taken back is freed."""
+        return self.unmount_segment(segment_ids, grace_period_seconds)
+
+    def _unmount(self, segment: str, hand_over: Optional[float]) -> int:
+        lent = self._segments.get(segment)
+        if lent is None:
+            return _codes.SEGMENT_NOT_FOUND
+        try:
+            lent.leave(hand_over)
+        except _FAILURES as error:
+            if not lent.closed:
+                return _codes.code(error)
+            _setup.log.warning("segment %s: %s", segment, error)
+        self._segments.pop(segment, None)
+        return OK
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
         """Not supported: nodes lend disks, clients don't."""

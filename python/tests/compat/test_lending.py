@@ -80,6 +80,25 @@ def test_offload_lends_a_part_of_the_disk(node, lending, tmp_path, monkeypatch):
     assert lender.close() == 0 and list(tmp_path.iterdir()) == []
 
 
+def test_segments_are_lent_and_taken_back_while_the_store_is_open(node, other, key):
+    lender = MooncakeDistributedStore()
+    nothing = {"ret": -600, "segment_ids": [], "allocated_size": 0}
+    assert lender.allocate_and_mount_segment(32 * MIB) == nothing
+    assert lender.setup(settings(node)) == 0 and guests(node) == []
+    assert lender.allocate_and_mount_segment(MIB) == nothing and lender.allocate_and_mount_segment(0) == nothing
+    mounted = lender.allocate_and_mount_segment(32 * MIB)
+    assert (mounted["ret"], mounted["allocated_size"]) == (0, 32 * MIB)
+    (segment,) = mounted["segment_ids"]
+    assert [guest["node"] for guest in guests(node)] == [segment]
+    assert lender.unmount_and_free_segment(["none"]) == -101 and lender.unmount_segment([segment], -1) == -600
+    with tidepool.Store.connect(next(guest["grpc"] for guest in guests(node))) as there:
+        assert there.put(key, b"v") and holders(other, key) == [segment]
+    assert lender.unmount_and_free_segment([segment], 20) == 0 and guests(node) == []
+    assert other.get(key) == b"v" and lender.unmount_segment([segment]) == -101
+    assert lender.allocate_and_mount_segment(32 * MIB)["ret"] == 0
+    assert lender.close() == 0 and guests(node) == []
+
+
 def test_what_can_not_be_lent_is_a_code(node, lending, monkeypatch):
     new = MooncakeDistributedStore
     assert new().setup(settings(node, global_segment_size=1 * MIB)) == -600
