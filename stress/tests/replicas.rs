@@ -2,12 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::json;
-use tidepool_client::{Client, Durability, ErrorKind, ObjectStat, PutOptions};
+use tidepool_client::{Client, ClientSettings, Durability, ErrorKind, ObjectStat, PutOptions};
 use tidepool_stress::cluster::{Cluster, program};
 use tidepool_stress::node_process::NodeProcess;
 
@@ -203,6 +204,66 @@ async fn preferred_nodes_get_the_further_copies_as_far_as_they_are_up() {
     client.put("after", value(1), &PutOptions { prefer, ..copies(2, 2) }).await.unwrap();
     let stat = client.stat("after").await.unwrap().unwrap();
     assert!(stat.replicas.iter().all(|copy| copy.node != lost) && stat.replicas.len() == 2, "{:?}", stat.replicas);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stands_still_costs_a_reader_no_more_than_asking_another_one() {
+    let cluster = start(3);
+    let writer = client_of(&cluster, 1);
+    let prefer = vec![number_of(&cluster, 2)];
+    let options = PutOptions { prefer, ..copies(2, 2) };
+    fill(&writer, &options).await;
+    let reader = |hedged_reads| {
+        let settings = ClientSettings { deadline: Duration::from_secs(20), hedged_reads, ..ClientSettings::default() };
+        Client::builder().endpoint(cluster.node(0).unwrap().grpc.to_string()).settings(settings).build().unwrap()
+    };
+    let (hedging, plain) = (reader(true), reader(false));
+    // Each has read from both nodes, and knows how soon they answer.
+    for client in [&hedging, &plain] {
+        check(client).await;
+        check(client).await;
+    }
+    let before = hedging.hedged_reads();
+    cluster.node(1).unwrap().freeze().unwrap();
+    check(&hedging).await;
+    assert!(hedging.hedged_reads() > before);
+    check(&plain).await;
+    assert_eq!(plain.hedged_reads(), 0);
+    cluster.node(1).unwrap().thaw().unwrap();
+}
+
+/// Bytes that change in a node's memory are seen by it when it reads them: that copy goes, and is made anew from another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_copy_is_read_from_another_node_and_made_anew() {
+    let mut cluster = start(3);
+    let options = PutOptions { prefer: vec![number_of(&cluster, 1)], ..copies(2, 2) };
+    fill(&client_of(&cluster, 0), &options).await;
+    let client = client_of(&cluster, 1);
+    let damaged = blocking(|| damage(&cluster, 1));
+    assert!(damaged > OBJECTS / 2, "{damaged}");
+    check(&client).await;
+    assert_eq!(blocking(|| cluster.node(1).unwrap().tier("dram", "corruptions")).unwrap(), damaged);
+    until_each_has(&client, 2).await;
+    blocking(|| cluster.kill(0)).unwrap();
+    check(&client).await;
+}
+
+/// Flips a bit of each object that has a page to itself in a node's memory; answers how many there are.
+fn damage(cluster: &Cluster, position: usize) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", cluster.node(position).unwrap().id())).unwrap();
+    let segment = maps.lines().filter_map(|line| line.find("/dev/shm/").map(|at| &line[at..])).next().unwrap();
+    let segment = std::fs::File::options().read(true).write(true).open(segment).unwrap();
+    let mut left: HashSet<Vec<u8>> =
+        (0..OBJECTS).map(value).filter(|value| value.len() >= 4096).map(|value| value[..4096].to_vec()).collect();
+    let objects = left.len();
+    let mut page = vec![0; 4096];
+    for at in (0..segment.metadata().unwrap().len()).step_by(4096) {
+        segment.read_exact_at(&mut page, at).unwrap();
+        if left.remove(&page) {
+            segment.write_all_at(&[page[100] ^ 4], at + 100).unwrap();
+        }
+    }
+    (objects - left.len()) as u64
 }
 
 /// A put whose bytes come when the test says so.

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::batch::{Batch, BatchState, Group, Outcome, Piece};
 use crate::error::{Failure, TransferError};
-use crate::exchange::Answer;
+use crate::exchange::{Answer, Answered};
 use crate::file::SegmentFile;
 use crate::memory::Memory;
 use crate::message::{self, Handler, Reply};
@@ -471,10 +471,24 @@ impl Engine {
     pub fn exchange(&self, peer: PeerId, parts: &[&[u8]], deadline: Instant) -> Result<Answer, TransferError> {
         self.0.check_open()?;
         let peer = self.0.peer(peer)?;
-        Answer::ask(&peer, parts, deadline).map_err(|error| match error.failure {
-            Failure::Cancelled => TransferError::NoAnswer("its handler gave the request up"),
-            _ => peer_error(&peer.address, error),
-        })
+        Answer::ask(&peer, parts, deadline).map_err(|error| not_exchanged(&peer, error))
+    }
+
+    /// As [`Engine::exchange`], with the first of two peers; asks the second too if the first has not begun to answer after
+    /// `patience`. The answer is that of whichever begins sooner; the other one's is given up with its connection.
+    ///
+    /// # Errors
+    /// As [`Engine::call`], in the name of the first.
+    pub fn exchange_either(
+        &self,
+        [first, second]: [PeerId; 2],
+        parts: &[&[u8]],
+        patience: Duration,
+        deadline: Instant,
+    ) -> Result<(Answer, Answered), TransferError> {
+        self.0.check_open()?;
+        let (first, second) = (self.0.peer(first)?, self.0.peer(second)?);
+        Answer::ask_either([&first, &second], parts, patience, deadline).map_err(|error| not_exchanged(&first, error))
     }
 
     /// What it holds and has done.
@@ -503,6 +517,13 @@ impl Engine {
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("addresses", &self.addresses()).finish_non_exhaustive()
+    }
+}
+
+fn not_exchanged(peer: &Peer, error: ConnectError) -> TransferError {
+    match error.failure {
+        Failure::Cancelled => TransferError::NoAnswer("its handler gave the request up"),
+        _ => peer_error(&peer.address, error),
     }
 }
 

@@ -6,6 +6,7 @@
 //! wants. For answers that carry values; it blocks.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,8 +16,9 @@ use rustix::event::PollFlags;
 
 use crate::control::Dial;
 use crate::error::{Failure, TransferError};
+use crate::lend::poll_each;
 use crate::peer::Peer;
-use crate::stream::{ConnectError, Stream};
+use crate::stream::{ConnectError, Stream, TICK};
 use crate::wire::{HEADER_BYTES, Header, Kind, MESSAGE_MAX, WireError};
 
 /// Received at once at an answer's start: small answers take one system call, large ones have this much copied.
@@ -25,6 +27,8 @@ const FIRST_BYTES: usize = 4096;
 /// A peer that sends nothing for so long is asked whether it is there, and given as long to answer: a handler may take its
 /// time, a process that is frozen or cut off takes all of it.
 const SILENCE: Duration = Duration::from_secs(1);
+/// How long it may take to ask a second peer.
+const SECOND_WITHIN: Duration = Duration::from_millis(100);
 
 /// Connections to one peer for exchanges: as many as run at a time.
 pub(crate) struct Exchanges {
@@ -51,6 +55,20 @@ pub struct Answer {
     /// Since when nothing came.
     silent_since: Instant,
 }
+
+/// Of two peers that could be asked, whose answer it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answered {
+    /// The first one's: it came in time, and the second was not asked.
+    First,
+    /// The first one's, although the second was asked too.
+    FirstOfTwo,
+    /// The second one's.
+    Second,
+}
+
+/// A message that was sent, and its number; nothing of the answer was received. Dropped, its connection is closed.
+struct Asked(Answer, u64);
 
 impl Exchanges {
     pub(crate) fn new(dial: Arc<Dial>, most_idle: usize) -> Self {
@@ -83,6 +101,60 @@ impl Exchanges {
 impl Answer {
     /// Sends `parts` as one message, and receives the beginning of its answer.
     pub(crate) fn ask(peer: &Arc<Peer>, parts: &[&[u8]], deadline: Instant) -> Result<Self, ConnectError> {
+        Asked::send(peer, parts, deadline)?.answer()
+    }
+
+    /// As [`Answer::ask`]; asks `second` too if `first` has not begun to answer after `patience`. Then the answer is that of
+    /// the one that begins sooner, and what the other one does is given up.
+    pub(crate) fn ask_either(
+        [first, second]: [&Arc<Peer>; 2],
+        parts: &[&[u8]],
+        patience: Duration,
+        deadline: Instant,
+    ) -> Result<(Self, Answered), ConnectError> {
+        let first = Asked::send(first, parts, deadline)?;
+        if first.0.is_coming(patience.min(deadline.saturating_duration_since(Instant::now())))? {
+            return Ok((first.answer()?, Answered::First));
+        }
+        // What is asked for speed is not waited for long.
+        let soon = deadline.min(Instant::now() + SECOND_WITHIN);
+        let Ok(mut second) = Asked::send(second, parts, soon) else {
+            return Ok((first.answer()?, Answered::FirstOfTwo));
+        };
+        second.0.deadline = deadline;
+        loop {
+            if first.0.is_coming(Duration::ZERO)? {
+                return match first.answer() {
+                    Ok(answer) => Ok((answer, Answered::FirstOfTwo)),
+                    Err(_) => Ok((second.answer()?, Answered::Second)),
+                };
+            }
+            if second.0.is_coming(Duration::ZERO)? {
+                return match second.answer() {
+                    Ok(answer) => Ok((answer, Answered::Second)),
+                    Err(_) => Ok((first.answer()?, Answered::FirstOfTwo)),
+                };
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Failure::DeadlinePassed.into());
+            }
+            let streams = [first.0.stream.as_ref(), second.0.stream.as_ref()];
+            let [Some(first), Some(second)] = streams else { return Err(Failure::Closed.into()) };
+            poll_each([first.as_fd(), second.as_fd()], PollFlags::IN, left.min(TICK))
+                .map_err(|_| Failure::ConnectionLost)?;
+        }
+    }
+
+    /// Whether there is something to receive, or comes within `time`.
+    fn is_coming(&self, time: Duration) -> Result<bool, Failure> {
+        let stream = self.stream.as_ref().ok_or(Failure::Closed)?;
+        stream.poll(PollFlags::IN, time).map(|events| !events.is_empty()).map_err(|_| Failure::ConnectionLost)
+    }
+}
+
+impl Asked {
+    fn send(peer: &Arc<Peer>, parts: &[&[u8]], deadline: Instant) -> Result<Self, ConnectError> {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         if length > MESSAGE_MAX {
             return Err(Failure::OutOfRange.into());
@@ -94,11 +166,16 @@ impl Answer {
         let peer = Arc::clone(peer);
         let (stream, silent_since) = (Some(stream), Instant::now());
         // All is left until its header says how much it is: a connection that owes an answer is never used again.
-        let mut answer = Self { peer, stream, first, taken: 0, received: 0, left: u64::MAX, deadline, silent_since };
+        Ok(Self(Answer { peer, stream, first, taken: 0, received: 0, left: u64::MAX, deadline, silent_since }, id))
+    }
+
+    /// Receives the beginning of the answer.
+    fn answer(self) -> Result<Answer, ConnectError> {
+        let Self(mut answer, id) = self;
         while answer.received < HEADER_BYTES {
             let (mut stream, room) =
                 (answer.stream.as_ref().ok_or(Failure::Closed)?, &mut answer.first[answer.received..]);
-            let count = received(stream.read(room), deadline)?;
+            let count = received(stream.read(room), answer.deadline)?;
             answer.received += count;
             answer.note_progress(count)?;
         }
@@ -114,7 +191,9 @@ impl Answer {
             _ => Err(Failure::Protocol.into()),
         }
     }
+}
 
+impl Answer {
     /// Bytes that were not taken yet.
     #[must_use]
     pub fn left(&self) -> u64 {

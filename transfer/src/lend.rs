@@ -279,14 +279,23 @@ pub(crate) fn poll(
     events: rustix::event::PollFlags,
     timeout: std::time::Duration,
 ) -> io::Result<rustix::event::PollFlags> {
-    let mut fds = [rustix::event::PollFd::from_borrowed_fd(socket, events)];
+    poll_each([socket], events, timeout).map(|[found]| found)
+}
+
+/// What is there of each, as soon as there is something of one.
+pub(crate) fn poll_each<const N: usize>(
+    sockets: [BorrowedFd<'_>; N],
+    events: rustix::event::PollFlags,
+    timeout: std::time::Duration,
+) -> io::Result<[rustix::event::PollFlags; N]> {
+    let mut fds = sockets.map(|socket| rustix::event::PollFd::from_borrowed_fd(socket, events));
     let timeout = rustix::time::Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(timeout.subsec_nanos()),
     };
     match rustix::event::poll(&mut fds, Some(&timeout)) {
-        Ok(_) => Ok(fds[0].revents()),
-        Err(rustix::io::Errno::INTR) => Ok(rustix::event::PollFlags::empty()),
+        Ok(_) => Ok(fds.map(|fd| fd.revents())),
+        Err(rustix::io::Errno::INTR) => Ok([rustix::event::PollFlags::empty(); N]),
         Err(error) => Err(error.into()),
     }
 }

@@ -61,7 +61,7 @@ pub use addressed::{AddressedEngine, AddressedError, AddressedRange};
 pub use batch::{Batch, Outcome};
 pub use engine::{BatchOptions, Engine, RegionTicket, Totals};
 pub use error::{Failure, Kind, SliceError, TransferError};
-pub use exchange::Answer;
+pub use exchange::{Answer, Answered};
 #[cfg(feature = "faults")]
 pub use faulty::Faults;
 pub use handover::{LendOffer, Lent, REFUSED, TAKEN, take_offer};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use support::{Pair, settings, soon};
-use tidepool_transfer::{AccessRights, Failure, Handler, Responder, Settings, TransferError};
+use tidepool_transfer::{AccessRights, Answered, Failure, Handler, Responder, Settings, TransferError};
 
 mod support;
 
@@ -36,6 +36,15 @@ impl Handler for Backwards {
                 responder.reply(&reply);
             }
         }
+    }
+}
+
+/// Answers backwards whatever it is asked.
+struct Prompt;
+
+impl Handler for Prompt {
+    fn handle(&self, request: &[u8], responder: Responder) {
+        responder.reply(&request.iter().rev().copied().collect::<Vec<_>>());
     }
 }
 
@@ -89,6 +98,39 @@ fn an_exchanged_answer_lands_where_it_is_wanted() {
         assert!(pair.here.exchange(pair.peer, &[&long], soon()).is_err());
         let gone = pair.here.exchange(pair.peer, &[b"drop"], soon());
         assert!(matches!(gone, Err(TransferError::NoAnswer(_))), "{gone:?}");
+    }
+}
+
+#[test]
+fn of_two_peers_the_sooner_one_answers() {
+    for ([slow, quick], patience) in [(pairs(), Duration::from_millis(5)), (pairs(), Duration::ZERO)] {
+        // Both are peers of one engine.
+        let address = quick.there.addresses().first().expect("it listens").to_string();
+        let other = slow.here.connect(&address, soon()).expect("connected");
+        let mut reply = [0; 3];
+        let (mut answer, who) = slow
+            .here
+            .exchange_either([slow.peer, other], &[b"abc"], Duration::from_secs(60), soon())
+            .expect("answered");
+        answer.read(&mut reply).expect("there");
+        assert_eq!((&reply, who), (b"cba", Answered::First));
+        drop(answer);
+        // The quick one gives what the slow one keeps until it is told otherwise.
+        quick.there.set_handler(Arc::new(Prompt));
+        let (mut answer, who) =
+            slow.here.exchange_either([slow.peer, other], &[b"never"], patience, soon()).expect("answered");
+        let mut reply = [0; 5];
+        answer.read(&mut reply).expect("there");
+        assert_eq!((&reply, who), (b"reven", Answered::Second));
+        drop(answer);
+        // Of two that don't answer, none is waited for beyond the deadline.
+        let late = slow.here.exchange_either(
+            [slow.peer, slow.peer],
+            &[b"never"],
+            patience,
+            Instant::now() + Duration::from_millis(60),
+        );
+        assert!(matches!(late, Err(TransferError::Peer { failure: Failure::DeadlinePassed, .. })), "{late:?}");
     }
 }
 

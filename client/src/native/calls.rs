@@ -1,14 +1,14 @@
 //! The calls over a link. They block until the answer is there or the deadline has passed.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crc32fast::Hasher;
 use prost::Message;
 use tidepool_metadata::envelope::{self, ANSWER_BYTES, MOST_VALUE_BYTES};
 use tidepool_metadata::proto::{self, EngineMethod};
-use tidepool_transfer::{Answer, Failure, TransferError};
+use tidepool_transfer::{Answer, Answered, Failure, TransferError};
 use tonic::{Code, Status};
 
 use super::Link;
@@ -49,6 +49,13 @@ impl Target for Vec<u8> {
         answer.append_to(self)?;
         Ok(&self[start..])
     }
+}
+
+/// Another node that has what is asked for, and how long the first one has to begin before it is asked.
+#[derive(Clone, Copy)]
+pub(crate) struct Second<'a> {
+    pub(crate) link: &'a Link,
+    pub(crate) patience: Duration,
 }
 
 /// How a get ended.
@@ -110,17 +117,40 @@ impl Link {
         values: &[Bytes],
         deadline: Instant,
     ) -> Result<(M, Answer), Error> {
+        let (message, answer, _) = self.ask_either(None, operation, method, message, values, deadline)?;
+        Ok((message, answer))
+    }
+
+    /// As [`Link::ask`], of a second node too if there is one and this one takes long; says whose the answer is.
+    fn ask_either<M: Message + Default>(
+        &self,
+        second: Option<Second<'_>>,
+        operation: &'static str,
+        method: EngineMethod,
+        message: &impl Message,
+        values: &[Bytes],
+        deadline: Instant,
+    ) -> Result<(M, Answer, Answered), Error> {
         let began = Instant::now();
         let failed = failed(operation, began);
         let head = envelope::request(method, deadline.saturating_duration_since(began), message);
         let mut parts: Vec<&[u8]> = Vec::with_capacity(1 + values.len());
         parts.push(&head);
         parts.extend(values.iter().map(|value| &value[..]));
-        let mut answer = self.engine.exchange(self.peer, &parts, deadline).map_err(|error| {
+        let asked = match second {
+            None => self.engine.exchange(self.peer, &parts, deadline).map(|answer| (answer, Answered::First)),
+            Some(Second { link, patience }) => {
+                self.engine.exchange_either([self.peer, link.peer], &parts, patience, deadline)
+            }
+        };
+        let (mut answer, answered) = asked.map_err(|error| {
             // Whatever was being tried when the time was over.
             let is_late = Instant::now() >= deadline;
             if is_late { Error::Deadline { operation, deadline: began.elapsed() } } else { failed(error) }
         })?;
+        if method == EngineMethod::Get {
+            self.times.note(began.elapsed());
+        }
         let broken = |why| Error::Protocol { operation, why };
         let mut start = [0; ANSWER_BYTES];
         answer.read(&mut start).map_err(&failed)?;
@@ -132,7 +162,7 @@ impl Link {
         answer.read(&mut message).map_err(&failed)?;
         if is_done {
             let message = M::decode(&message[..]).map_err(|_| broken("can't be read"))?;
-            return Ok((message, answer));
+            return Ok((message, answer, answered));
         }
         let refusal = proto::Refusal::decode(&message[..]).map_err(|_| broken("can't be read"))?;
         let code = Code::from(i32::try_from(refusal.code).unwrap_or_default());
@@ -201,20 +231,35 @@ impl Link {
         target: &mut impl Target,
         deadline: Instant,
     ) -> Result<Got, Error> {
-        let asked = self.ask("get", EngineMethod::Get, message, &[], deadline);
-        let (mut description, mut answer): (proto::ObjectDescription, _) = match asked {
-            Err(error) if error.is_missing_object() => return Ok(Got::Whole(None)),
+        Ok(self.get_either(None, message, target, deadline)?.0)
+    }
+
+    /// As [`Link::get`], from a second node too if there is one and this one takes long; says whose the answer is.
+    pub(crate) fn get_either(
+        &self,
+        second: Option<Second<'_>>,
+        message: &proto::GetRequest,
+        target: &mut impl Target,
+        deadline: Instant,
+    ) -> Result<(Got, Answered), Error> {
+        let asked = self.ask_either(second, "get", EngineMethod::Get, message, &[], deadline);
+        let (mut description, mut answer, answered): (proto::ObjectDescription, _, _) = match asked {
+            Err(error) if error.is_missing_object() => return Ok((Got::Whole(None), Answered::FirstOfTwo)),
             asked => asked?,
+        };
+        let link = match second {
+            Some(second) if answered == Answered::Second => second.link,
+            _ => self,
         };
         if !description.elsewhere.is_empty() {
             let addresses = std::mem::take(&mut description.elsewhere).into();
-            return Ok(Got::Elsewhere(Elsewhere { addresses, version: description.version }));
+            return Ok((Got::Elsewhere(Elsewhere { addresses, version: description.version }), answered));
         }
         let all = message.length.unwrap_or_else(|| description.length.saturating_sub(message.offset));
         target.begin(&message.key, all)?;
         if answer.left() > 0 || all == 0 {
             receive(&message.key, &description, all, &mut answer, target)?;
-            return Ok(Got::Whole(Some(description.into())));
+            return Ok((Got::Whole(Some(description.into())), answered));
         }
         // Too much for one answer: that version, range by range.
         let mut at = 0;
@@ -223,15 +268,15 @@ impl Link {
             let (offset, version) = (message.offset + at, description.version.clone());
             let range =
                 proto::GetRequest { offset, length: Some(length), version, may_refer: false, ..message.clone() };
-            let (part, mut answer) = match self.ask("get", EngineMethod::Get, &range, &[], deadline) {
+            let (part, mut answer) = match link.ask("get", EngineMethod::Get, &range, &[], deadline) {
                 // It was replaced or removed meanwhile: as if it had been a moment before.
-                Err(error) if error.is_missing_object() => return Ok(Got::Whole(None)),
+                Err(error) if error.is_missing_object() => return Ok((Got::Whole(None), answered)),
                 part => part?,
             };
             receive(&message.key, &part, length, &mut answer, target)?;
             at += length;
         }
-        Ok(Got::Whole(Some(description.into())))
+        Ok((Got::Whole(Some(description.into())), answered))
     }
 
     /// Reads objects, as many answers as they take.

@@ -8,6 +8,7 @@ mod calls;
 mod lending;
 mod others;
 mod staging;
+mod times;
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
@@ -26,6 +27,7 @@ pub(crate) use calls::{Filling, Got, MOST_PUT_BYTES, Target};
 use lending::Lending;
 pub(crate) use others::Others;
 use staging::Staging;
+use times::{Allowance, Times};
 
 /// How long an engine that failed is left alone; and one that could not be reached beside a node that could, or a node that
 /// has none.
@@ -49,6 +51,8 @@ pub(crate) struct Link {
     lending: Lending,
     staging: Staging,
     lent_puts: Arc<AtomicU64>,
+    /// Of its gets.
+    times: Times,
 }
 
 impl Native {
@@ -149,7 +153,7 @@ impl Client {
             let peer = engine.connect(&engine_address, Instant::now() + timeout)?;
             let socket = folder.map(|folder| folder.join("memory.sock"));
             let (lending, staging) = (Lending::new(socket.clone()), Staging::new(socket));
-            Ok::<_, TransferError>(Link { engine, peer, lending, staging, lent_puts })
+            Ok::<_, TransferError>(Link { engine, peer, lending, staging, lent_puts, times: Times::default() })
         });
         match linked.await {
             Ok(link) => {

@@ -1,29 +1,42 @@
 //! Nodes that this client was referred to: they hold what the node that was asked does not.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tidepool_metadata::proto;
+use tidepool_transfer::Answered;
 use tonic::transport::Channel;
 
-use super::{Link, Native, Target, blocking, may_block};
+use super::{Allowance, Link, Native, Target, blocking, may_block};
 use crate::apart::apart;
 use crate::batch;
 use crate::builder::SILENCE_OF_MANY;
 use crate::call::Client;
 use crate::error::Error;
-use crate::native::calls::Got;
+use crate::native::calls::{Got, Second};
 use crate::places::Elsewhere;
 use crate::types::{BatchGot, ObjectInfo};
 
 /// As many nodes as are remembered; of more, those that were learned before are learned again.
 const MOST: usize = 256;
 
+/// A node is not asked beside another one sooner than this.
+const LEAST_PATIENCE: Duration = Duration::from_millis(1);
+/// Of so many reads one goes to the node that is first, however slow it was: it may be quick again.
+const TRY_SLOW: usize = 32;
+
 /// By the address of their gRPC, which says where their engine is.
 #[derive(Default)]
-pub(crate) struct Others(Mutex<HashMap<String, Arc<Other>>>);
+pub(crate) struct Others {
+    known: Mutex<HashMap<String, Arc<Other>>>,
+    /// Reads that are asked of a second node too.
+    allowance: Allowance,
+    hedged: AtomicU64,
+    reads: AtomicUsize,
+}
 
 struct Other {
     channel: Channel,
@@ -32,7 +45,7 @@ struct Other {
 
 impl Others {
     fn get(&self, address: &str, client: &Client) -> Result<Arc<Other>, Error> {
-        let mut others = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut others = self.lock();
         if let Some(other) = others.get(address) {
             return Ok(Arc::clone(other));
         }
@@ -45,9 +58,41 @@ impl Others {
         others.insert(address.to_owned(), Arc::clone(&other));
         Ok(other)
     }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Other>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The link to a node that is connected.
+    fn linked(&self, address: &str) -> Option<Arc<Link>> {
+        self.lock().get(address)?.native.link()
+    }
+
+    /// Nodes that have an object, in the order in which they are to be asked: those last that were far slower than the others.
+    fn in_order<'a>(&self, addresses: &'a [String]) -> Vec<&'a String> {
+        let mut order: Vec<&String> = addresses.iter().collect();
+        if order.len() > 1 && !self.reads.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRY_SLOW) {
+            let time = |address: &String| self.linked(address).and_then(|link| link.times.p95());
+            let least = order.iter().filter_map(|address| time(address)).min().unwrap_or_default();
+            let most = 4 * least.max(LEAST_PATIENCE);
+            order.sort_by_cached_key(|address| time(address).is_some_and(|time| time > most));
+        }
+        order
+    }
+
+    /// How long a node may take before another one is asked for the same: as long as 95 of 100 gets of the quicker one take.
+    fn patience(first: &Link, second: &Link) -> Option<Duration> {
+        Some(first.times.p95()?.min(second.times.p95()?).max(LEAST_PATIENCE))
+    }
 }
 
 impl Client {
+    /// How many reads were asked of a second node too, because the first took long to begin its answer.
+    #[must_use]
+    pub fn hedged_reads(&self) -> u64 {
+        self.others().hedged.load(Ordering::Relaxed)
+    }
+
     async fn link_to(&self, address: &str) -> Option<(Arc<Other>, Arc<Link>)> {
         let other = self.others().get(address, self).ok()?;
         let link = self.link(&other.native, &other.channel).await?;
@@ -87,10 +132,25 @@ impl Client {
     ) -> Option<ObjectInfo> {
         let message = proto::GetRequest { version: elsewhere.version.clone(), may_refer: false, ..message.clone() };
         // What is received goes to the caller's buffer, which no other thread can borrow.
-        for address in elsewhere.addresses.iter().filter(|_| may_block()) {
+        let others = self.others();
+        others.allowance.earn();
+        let order = others.in_order(&elsewhere.addresses);
+        for (place, address) in order.iter().enumerate().filter(|_| may_block()) {
             let Some((other, link)) = self.link_to(address).await else { continue };
-            match tokio::task::block_in_place(|| link.get(&message, target, deadline)) {
-                Ok(Got::Whole(Some(info))) => return Some(info),
+            let second = order.get(place + 1).filter(|_| self.settings().hedged_reads);
+            let second = second.and_then(|address| others.linked(address));
+            let patience = second.as_ref().and_then(|second| Others::patience(&link, second));
+            let second = second.as_deref().zip(patience).filter(|_| others.allowance.take());
+            let second = second.map(|(link, patience)| Second { link, patience });
+            let got = tokio::task::block_in_place(|| link.get_either(second, &message, target, deadline));
+            if second.is_some() {
+                match &got {
+                    Ok((_, Answered::First)) => others.allowance.give_back(),
+                    _ => drop(others.hedged.fetch_add(1, Ordering::Relaxed)),
+                }
+            }
+            match got {
+                Ok((Got::Whole(Some(info)), _)) => return Some(info),
                 Ok(_) => {}
                 Err(error) => other.failed(&link, address, &error),
             }
