@@ -2,17 +2,15 @@
 //!
 //! [`Catalog::take_changes`] gives the rows that changed; whoever writes them behind the log keeps their order of
 //! taking, and flushes the rows of one taking together or not at all (the first row says up to which entry they are).
-//! Keys sort so that a row comes after those it depends on. Sums, digests and indexes are not in it: they follow
+//! When they are loaded, keys sort so that a row comes after those it depends on. Sums, digests and indexes are not in it: they follow
 //! from the objects. Layout: `docs/src/formats/log.md`.
-//!
-//! Memory: a changed row is remembered by its key until it is taken, so the taker bounds it by how far it trails.
+//! A session's answers are part of its row: they come and go with every call, many at a time.
 
 use std::time::Duration;
 
+use super::changes::Changes;
 use super::codec::{DecodeError, Field, Input, fields};
-use super::command::{
-    Labels, NodeAddresses, NodeRegistration, NodeState, Quota, RequestId, SessionId, TierDescription,
-};
+use super::command::{Labels, NodeAddresses, NodeRegistration, NodeState, Quota, SessionId, TierDescription};
 use super::nodes::{FreeKey, Node};
 use super::object::{Name, Object};
 use super::outcome::{PinOutcome, RemoveOutcome};
@@ -20,7 +18,7 @@ use super::retired::Stamp;
 use super::sessions::{Remembered, Session};
 use super::settings::Settings;
 use super::tenants::Tenant;
-use super::{Catalog, MAX_NODES, MAX_RETIRED, MAX_SESSIONS, MAX_TENANTS};
+use super::{Catalog, MAX_ANSWERS, MAX_NODES, MAX_RETIRED, MAX_SESSION_ANSWERS, MAX_SESSIONS, MAX_TENANTS};
 use crate::log::{LogIndex, LogTime};
 use crate::node::{Incarnation, NodeId};
 use crate::object::{ReplicaId, TenantId};
@@ -69,7 +67,6 @@ pub(super) enum RowKey {
     Object(Name),
     Free(NodeId, FreeKey),
     Session(SessionId),
-    Answer(RequestId),
     Retired(ReplicaId),
 }
 
@@ -104,14 +101,19 @@ fields!(TenantRow { name, quota, dropping });
 struct SessionRow {
     acknowledged: u64,
     used_at: LogTime,
+    answers: Vec<(u64, Remembered)>,
 }
-fields!(SessionRow { acknowledged, used_at });
 
 impl Catalog {
-    /// Rows that changed since the last call, by key, as they are now; empty if nothing was applied.
+    /// Rows that changed since the last call, each once, as they are now; empty if nothing was applied.
     pub fn take_changes(&mut self) -> Vec<Row> {
-        let changes = std::mem::take(&mut self.changes);
-        changes.into_iter().map(|key| (key.encode(), self.row(&key))).collect()
+        let (rows, placed, gone) = self.changes.take();
+        let placed = placed.into_iter().filter_map(|slot| self.objects.occupant(slot));
+        // What came back has a row in its new place.
+        let gone = gone.into_iter().filter(|name| self.objects.find(name.tenant(), name.key_bytes()).is_none());
+        let rows = rows.into_iter().map(|key| (key.encode(), self.row(&key)));
+        let placed = placed.map(|object| (object_key(&object.name), Some(object_row(object))));
+        rows.chain(placed).chain(gone.map(|name| (object_key(&name), None))).collect()
     }
 
     /// Every row of the catalog, by key: for checks and small catalogs, since it holds all of them at once.
@@ -125,10 +127,6 @@ impl Catalog {
             keys.extend(node.free_list.keys().map(|&key| RowKey::Free(id, key)));
         }
         keys.extend(self.sessions.by_id.keys().map(|&session| RowKey::Session(session)));
-        for (&session, answers) in &self.sessions.by_id {
-            let answer = |&sequence: &u64| RowKey::Answer(RequestId { session, sequence });
-            keys.extend(answers.answers.keys().map(answer));
-        }
         keys.extend(self.retired.iter().map(|(replica, _)| RowKey::Retired(replica)));
         keys.into_iter().map(|key| (key.encode(), self.row(&key).expect("a row that is there"))).collect()
     }
@@ -158,20 +156,13 @@ impl Catalog {
             }),
             RowKey::Object(name) => {
                 let slot = self.objects.find(name.tenant(), name.key_bytes())?;
-                Some([&[VERSION][..], &self.objects.get(slot).encode()].concat())
+                Some(object_row(self.objects.get(slot)))
             }
             RowKey::Free(node, key) => {
                 let name = self.nodes.get(*node)?.free_list.get(key)?;
                 Some([&[VERSION][..], name.as_bytes()].concat())
             }
-            RowKey::Session(id) => self
-                .sessions
-                .by_id
-                .get(id)
-                .map(|session| row(&SessionRow { acknowledged: session.acknowledged, used_at: session.used_at })),
-            RowKey::Answer(request) => {
-                self.sessions.by_id.get(&request.session)?.answers.get(&request.sequence).map(row)
-            }
+            RowKey::Session(id) => self.sessions.by_id.get(id).map(session_row),
             RowKey::Retired(replica) => self.retired.get(*replica).as_ref().map(row),
         }
     }
@@ -238,11 +229,11 @@ impl Catalog {
                 self.nodes.0.get_mut(&id).map(|node| node.free_list.insert(key, name)).is_some()
             }
             RowKey::Session(id) => {
-                let SessionRow { acknowledged, used_at } = decode(value)?;
-                self.sessions.restore(id, Session { acknowledged, used_at, answers: Default::default() });
-                self.sessions.len() <= MAX_SESSIONS
+                let SessionRow { acknowledged, used_at, answers } = decode_session(value)?;
+                let fits = answers.iter().all(|(sequence, _)| *sequence > acknowledged);
+                self.sessions.restore(id, Session { acknowledged, used_at, answers: answers.into_iter().collect() });
+                fits && self.sessions.len() <= MAX_SESSIONS && self.sessions.remembered() <= MAX_ANSWERS
             }
-            RowKey::Answer(request) => self.sessions.restore_answer(request, decode(value)?),
             RowKey::Retired(replica) => {
                 self.retired.restore(replica, decode(value)?);
                 self.retired.len() <= MAX_RETIRED
@@ -259,7 +250,7 @@ impl Catalog {
             && object.replicas().all(|replica| self.nodes.get(replica.id.node).is_some());
         if fits {
             self.place(object);
-            self.changes.clear();
+            self.changes = Changes::default();
         }
         Ok(fits)
     }
@@ -269,6 +260,51 @@ fn row(value: &impl Field) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     value.write(&mut bytes);
     bytes
+}
+
+fn object_key(name: &Name) -> Vec<u8> {
+    [&[3][..], name.as_bytes()].concat()
+}
+
+fn object_row(object: &Object) -> Vec<u8> {
+    let mut bytes = vec![VERSION];
+    object.encode(&mut bytes);
+    bytes
+}
+
+/// Answers in order, each by its distance to the one before, or from 0.
+fn session_row(session: &Session) -> Vec<u8> {
+    let mut bytes = vec![VERSION];
+    session.acknowledged.write(&mut bytes);
+    session.used_at.write(&mut bytes);
+    (session.answers.len() as u64).write(&mut bytes);
+    let mut last = 0;
+    for (&sequence, answer) in &session.answers {
+        (sequence - last).write(&mut bytes);
+        answer.write(&mut bytes);
+        last = sequence;
+    }
+    bytes
+}
+
+fn decode_session(bytes: &[u8]) -> Result<SessionRow, DecodeError> {
+    let mut input = Input::new(bytes);
+    input.version(VERSION)?;
+    let (acknowledged, used_at, count) = (u64::read(&mut input)?, LogTime::read(&mut input)?, u64::read(&mut input)?);
+    if count > MAX_SESSION_ANSWERS as u64 {
+        return Err(DecodeError::Value { what: "answers of a session", value: count });
+    }
+    let (mut answers, mut last) = (Vec::new(), 0_u64);
+    for _ in 0..count {
+        let distance = u64::read(&mut input)?;
+        last = last
+            .checked_add(distance)
+            .filter(|_| distance > 0)
+            .ok_or(DecodeError::Value { what: "sequence of an answer", value: distance })?;
+        answers.push((last, Remembered::read(&mut input)?));
+    }
+    input.finish()?;
+    Ok(SessionRow { acknowledged, used_at, answers })
 }
 
 fn decode<T: Field>(bytes: &[u8]) -> Result<T, DecodeError> {
@@ -286,7 +322,7 @@ impl RowKey {
             Self::Meta => vec![0],
             Self::Node(node) => [&[1][..], &node.0.to_be_bytes()].concat(),
             Self::Tenant(tenant) => [&[2][..], &tenant.0.to_be_bytes()].concat(),
-            Self::Object(name) => [&[3][..], name.as_bytes()].concat(),
+            Self::Object(name) => object_key(name),
             Self::Free(node, key) => [
                 &[4][..],
                 &node.0.to_be_bytes(),
@@ -296,9 +332,6 @@ impl RowKey {
             ]
             .concat(),
             Self::Session(session) => [&[5][..], &session.0.to_be_bytes()].concat(),
-            Self::Answer(request) => {
-                [&[6][..], &request.session.0.to_be_bytes(), &request.sequence.to_be_bytes()].concat()
-            }
             Self::Retired(replica) => [
                 &[7][..],
                 &replica.node.0.to_be_bytes(),
@@ -325,10 +358,6 @@ impl RowKey {
                 },
             ),
             5 => Self::Session(SessionId(input.big_endian_u64()?)),
-            6 => Self::Answer(RequestId {
-                session: SessionId(input.big_endian_u64()?),
-                sequence: input.big_endian_u64()?,
-            }),
             7 => Self::Retired(ReplicaId {
                 node: NodeId(input.big_endian_u32()?),
                 incarnation: Incarnation(input.big_endian_u32()?),

@@ -17,6 +17,7 @@
 //! is refused in its outcome; a panic here means that an invariant is broken. A crash loses nothing: the state is
 //! the image of [`Catalog::take_changes`] plus the log behind it.
 
+mod changes;
 mod codec;
 mod command;
 mod copies;
@@ -59,6 +60,7 @@ pub use tenants::MAX_TENANTS;
 use crate::log::{LogIndex, LogTime, Term};
 use crate::node::{Incarnation, NodeId};
 use crate::object::{KeyHash, ReplicaId, TenantId};
+use changes::Changes;
 use image::RowKey;
 use nodes::Nodes;
 use object::{Object, Replica};
@@ -121,7 +123,7 @@ pub struct Catalog {
     sessions: Sessions,
     retired: Retired,
     /// Rows of the image that changed since they were last taken.
-    changes: BTreeSet<RowKey>,
+    changes: Changes,
 }
 
 impl Default for Catalog {
@@ -150,7 +152,7 @@ impl Catalog {
             tenants: Tenants::new(),
             sessions: Sessions::default(),
             retired: Retired::default(),
-            changes: BTreeSet::new(),
+            changes: Changes::default(),
         }
     }
 
@@ -262,19 +264,13 @@ impl Catalog {
 
     fn acknowledge_session(&mut self, session: SessionId, through: u64) -> SessionOutcome {
         let lifetime = self.settings.session_lifetime;
-        let (outcome, forgotten) = self.sessions.acknowledge(session, through, self.time, lifetime);
         self.changes.insert(RowKey::Session(session));
-        self.changes.extend(forgotten.into_iter().map(|sequence| RowKey::Answer(RequestId { session, sequence })));
-        outcome
+        self.sessions.acknowledge(session, through, self.time, lifetime)
     }
 
     fn expire_sessions(&mut self) -> SessionOutcome {
         let expired = self.sessions.expire(self.time, self.settings.session_lifetime);
-        for (id, session) in &expired {
-            self.changes.insert(RowKey::Session(*id));
-            let answer = |&sequence: &u64| RowKey::Answer(RequestId { session: *id, sequence });
-            self.changes.extend(session.answers.keys().map(answer));
-        }
+        self.changes.extend(expired.iter().map(|&id| RowKey::Session(id)));
         SessionOutcome::Swept { dropped: u32::try_from(expired.len()).unwrap_or(u32::MAX) }
     }
 
@@ -284,9 +280,9 @@ impl Catalog {
     fn place(&mut self, object: Object) {
         object.replicas().for_each(|replica| self.nodes.gain(&object, replica.id));
         self.tenants.charge(object.tenant(), Charge::of(&object));
-        self.changes.insert(RowKey::Object(object.name.clone()));
         let group = object.group().cloned().map(|group| (object.tenant(), group));
         let slot = self.objects.insert(object);
+        self.changes.place(slot);
         self.groups.extend(group.map(|(tenant, group)| (tenant, group, slot)));
     }
 
@@ -298,7 +294,7 @@ impl Catalog {
             self.retire(replica.id, replica.reserved);
         });
         self.tenants.refund(object.tenant(), Charge::of(&object));
-        self.changes.insert(RowKey::Object(object.name.clone()));
+        self.changes.displace(object.name.clone());
         if let Some(group) = object.group() {
             self.groups.remove(&(object.tenant(), Arc::clone(group), slot));
         }
@@ -320,7 +316,7 @@ impl Catalog {
         object.add_replica(replica);
         self.nodes.gain(object, replica.id);
         self.tenants.charge(object.tenant(), Charge { objects: 0, bytes: object.length });
-        self.changes.insert(RowKey::Object(object.name.clone()));
+        self.changes.place(slot);
     }
 
     /// Takes away one copy of several, retiring it.
@@ -329,7 +325,7 @@ impl Catalog {
         object.take_replica(replica.id);
         self.nodes.lose(object, replica.id);
         self.tenants.refund(object.tenant(), Charge { objects: 0, bytes: object.length });
-        self.changes.insert(RowKey::Object(object.name.clone()));
+        self.changes.place(slot);
         self.retire(replica.id, replica.reserved);
     }
 

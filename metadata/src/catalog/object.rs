@@ -275,12 +275,12 @@ impl Object {
         self.length * self.replica_count() as u64
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut row = Vec::with_capacity(96);
-        self.describe().write(&mut row);
-        (self.replica_count() as u64).write(&mut row);
-        self.replicas().for_each(|replica| replica.write(&mut row));
-        row
+    /// Appends all but the name.
+    pub(super) fn encode(&self, row: &mut Vec<u8>) {
+        row.reserve(96);
+        self.describe().write(row);
+        (self.replica_count() as u64).write(row);
+        self.replicas().for_each(|replica| replica.write(row));
     }
 
     pub(super) fn decode(name: Name, input: &mut Input<'_>) -> Result<Self, DecodeError> {

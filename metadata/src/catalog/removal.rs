@@ -60,7 +60,6 @@ impl Catalog {
 
     pub(super) fn remember(&mut self, request: RequestId, answer: Remembered) {
         self.sessions.remember(request, answer);
-        self.changes.insert(RowKey::Answer(request));
     }
 
     /// The object of a key, as callers see it.
@@ -84,7 +83,7 @@ impl Catalog {
         let Some(slot) = self.visible(item.tenant, &item.key) else { return PinOutcome::Missing };
         let object = self.objects.get_mut(slot);
         object.pins = change(object.pins);
-        self.changes.insert(RowKey::Object(object.name.clone()));
+        self.changes.place(slot);
         PinOutcome::Pinned { pins: object.pins }
     }
 

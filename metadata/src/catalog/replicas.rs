@@ -86,9 +86,9 @@ impl Catalog {
         let existing = slot.map(|slot| self.objects.get(slot));
         if let Some(object) = existing.filter(|object| object.version == copy.version) {
             if object.adopted && facts.commit_index > object.commit_index {
-                let name = object.name.clone();
-                self.objects.get_mut(slot.expect("just seen")).commit_index = facts.commit_index;
-                self.changes.insert(RowKey::Object(name));
+                let slot = slot.expect("just seen");
+                self.objects.get_mut(slot).commit_index = facts.commit_index;
+                self.changes.place(slot);
             }
             return;
         }

@@ -83,14 +83,6 @@ impl Sessions {
         self.by_id.insert(id, session);
     }
 
-    /// Adds an answer as an image has it; false if it has no session, or one too many.
-    pub(super) fn restore_answer(&mut self, request: RequestId, answer: Remembered) -> bool {
-        let Some(session) = self.by_id.get_mut(&request.session) else { return false };
-        session.answers.insert(request.sequence, answer);
-        self.remembered += 1;
-        session.answers.len() <= MAX_SESSION_ANSWERS && request.sequence > session.acknowledged
-    }
-
     /// Decides about an item, and counts as a use of the session.
     pub(super) fn judge(&mut self, request: RequestId, now: LogTime, lifetime: Duration) -> Verdict {
         let full = self.remembered >= MAX_ANSWERS;
@@ -117,35 +109,36 @@ impl Sessions {
         self.remembered += 1;
     }
 
-    /// Forgets answers up to `through`; gives the forgotten ones' sequences.
+    /// Forgets answers up to `through`.
     pub(super) fn acknowledge(
         &mut self,
         id: SessionId,
         through: u64,
         now: LogTime,
         lifetime: Duration,
-    ) -> (SessionOutcome, Vec<u64>) {
+    ) -> SessionOutcome {
         let Some(session) = self.by_id.get_mut(&id).filter(|session| !is_over(session, now, lifetime)) else {
-            return (SessionOutcome::Expired, Vec::new());
+            return SessionOutcome::Expired;
         };
         session.used_at = now;
         session.acknowledged = session.acknowledged.max(through);
-        let forgotten: Vec<u64> = session.answers.range(..=through).map(|(&sequence, _)| sequence).collect();
-        forgotten.iter().for_each(|sequence| {
-            session.answers.remove(sequence);
-        });
-        self.remembered -= forgotten.len();
-        (SessionOutcome::Open { acknowledged: session.acknowledged }, forgotten)
+        let before = session.answers.len();
+        session.answers = match through.checked_add(1) {
+            Some(next) => session.answers.split_off(&next),
+            None => BTreeMap::new(),
+        };
+        self.remembered -= before - session.answers.len();
+        SessionOutcome::Open { acknowledged: session.acknowledged }
     }
 
-    /// Drops the sessions whose time is over, which comes earlier while answers are [many](MANY_ANSWERS); gives them.
-    pub(super) fn expire(&mut self, now: LogTime, lifetime: Duration) -> Vec<(SessionId, Session)> {
+    /// Drops the sessions whose time is over, which comes earlier while answers are [many](MANY_ANSWERS); gives their ids.
+    pub(super) fn expire(&mut self, now: LogTime, lifetime: Duration) -> Vec<SessionId> {
         let lifetime = if self.remembered > MANY_ANSWERS { lifetime.min(CROWDED_LIFETIME) } else { lifetime };
         let over = self.by_id.iter().filter(|(_, session)| is_over(session, now, lifetime));
         let ids: Vec<SessionId> = over.map(|(&id, _)| id).collect();
-        let expired: Vec<_> = ids.into_iter().filter_map(|id| self.by_id.remove_entry(&id)).collect();
-        self.remembered -= expired.iter().map(|(_, session)| session.answers.len()).sum::<usize>();
-        expired
+        let dropped = ids.iter().filter_map(|id| self.by_id.remove(id));
+        self.remembered -= dropped.map(|session| session.answers.len()).sum::<usize>();
+        ids
     }
 
     pub(super) fn validate(&self) {

@@ -87,6 +87,12 @@ impl ObjectTable {
         self.blocks[block][index].as_ref().expect("a slot in use")
     }
 
+    /// The object that lies there, if one does.
+    pub(super) fn occupant(&self, slot: Slot) -> Option<&Object> {
+        let (block, index) = place(slot);
+        self.blocks.get(block)?.get(index)?.as_ref()
+    }
+
     pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Object {
         let (block, index) = place(slot);
         self.blocks[block][index].as_mut().expect("a slot in use")

@@ -45,7 +45,7 @@ fn a_loaded_catalog_is_the_catalog_that_was_saved() {
     let rows = world.catalog.rows();
     assert!(rows.is_sorted());
     let kinds: BTreeSet<u8> = rows.iter().map(|(key, _)| key[0]).collect();
-    assert_eq!(kinds.into_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>(), "every kind of row occurs");
+    assert_eq!(kinds.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 7], "every kind of row occurs");
     let mut loaded = Catalog::load(rows.clone()).expect("its own rows");
     loaded.validate();
     assert_eq!(loaded.rows(), rows);
@@ -70,6 +70,12 @@ fn changes_taken_one_after_the_other_are_the_image() {
     for sequence in 1..=20 {
         world.remove(&format!("{sequence}"));
     }
+    // Some come back, where others were; some come and go.
+    for (sequence, name) in [(30, "2"), (31, "21"), (32, "22")] {
+        world.stored(name, sequence, &[1]);
+    }
+    world.remove("22");
+    assert_eq!(take(&mut world.catalog).into_iter().collect::<Vec<_>>(), world.catalog.rows());
     world.pass(Duration::from_secs(700));
     world.session(&Command::ExpireSessions);
     world.apply(&Command::Freed { node: NodeId(1), through: LogIndex(u64::MAX) });
