@@ -4,10 +4,12 @@
 //! protects memory that is being read). Pure: instants are arguments, so a simulation can step them.
 //! Invariants: `holders >= 1` of each lease; what a tenant has leased is the sum over its leases, and no grant takes
 //! it above its share of the capacity, so that existence probes cannot make everything unevictable.
+//! Ends are kept by the second in which they come, one entry a lease, that stays where it is when the lease is made longer, and moves
+//! on when its second comes: a renewal costs one look.
 //! Bounds: [`LeaseLimits::entries`] leases, a share of bytes per tenant; at both a grant is refused, which means that
 //! the object may be evicted, not that it cannot be read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use crate::object::{TenantId, VersionId};
@@ -77,14 +79,26 @@ struct Lease {
     bytes: u64,
     until: BootTime,
     holders: u32,
+    /// Where its end is looked for.
+    listed: Second,
+}
+
+/// Seconds of [`BootTime`], rounded up.
+type Second = u64;
+
+fn second_of(time: BootTime) -> Second {
+    time.0.as_secs() + u64::from(time.0.subsec_nanos() > 0)
 }
 
 /// The table. See the module's documentation.
 #[derive(Debug)]
 pub struct Leases {
     limits: LeaseLimits,
-    by_version: BTreeMap<VersionId, Lease>,
-    by_end: BTreeSet<(BootTime, VersionId)>,
+    by_version: HashMap<VersionId, Lease>,
+    /// Of each lease one entry in the second where it is listed, and old ones of leases that are gone.
+    by_end: BTreeMap<Second, Vec<VersionId>>,
+    /// Entries of it.
+    listed: usize,
     leased_bytes: BTreeMap<TenantId, u64>,
 }
 
@@ -92,7 +106,7 @@ impl Leases {
     /// An empty table.
     #[must_use]
     pub fn new(limits: LeaseLimits) -> Self {
-        Self { limits, by_version: BTreeMap::new(), by_end: BTreeSet::new(), leased_bytes: BTreeMap::new() }
+        Self { limits, by_version: HashMap::new(), by_end: BTreeMap::new(), listed: 0, leased_bytes: BTreeMap::new() }
     }
 
     /// Says that nodes came or went. Leases stay; above the new bound they are not renewed.
@@ -141,7 +155,7 @@ impl Leases {
         if leased.saturating_add(what.bytes) > bound {
             return LeaseOutcome::TenantFull;
         }
-        if self.by_version.len() >= self.limits.entries {
+        if !self.has_room() {
             return LeaseOutcome::TableFull;
         }
         self.insert(what, until);
@@ -153,7 +167,7 @@ impl Leases {
         let until = self.sweep(now, what.version, left);
         if self.by_version.contains_key(&what.version) {
             self.lengthen(what.version, until);
-        } else if self.by_version.len() < self.limits.entries {
+        } else if self.has_room() {
             self.insert(what, until);
         }
     }
@@ -167,21 +181,28 @@ impl Leases {
         BootTime(now.0.saturating_add(duration.min(MAX_LEASE)))
     }
 
+    /// Leases that are given back and granted again at once leave entries behind: those are bounded too.
+    fn has_room(&self) -> bool {
+        self.by_version.len() < self.limits.entries && self.listed < 4 * self.limits.entries
+    }
+
+    fn list(&mut self, second: Second, version: VersionId) {
+        self.by_end.entry(second).or_default().push(version);
+        self.listed += 1;
+    }
+
     fn insert(&mut self, what: Leased, until: BootTime) {
-        let lease = Lease { tenant: what.tenant, bytes: what.bytes, until, holders: 1 };
+        let listed = second_of(until);
+        let lease = Lease { tenant: what.tenant, bytes: what.bytes, until, holders: 1, listed };
         self.by_version.insert(what.version, lease);
-        self.by_end.insert((until, what.version));
+        self.list(listed, what.version);
         *self.leased_bytes.entry(what.tenant).or_default() += what.bytes;
     }
 
     /// Until when it lasts now; never shorter.
     fn lengthen(&mut self, version: VersionId, until: BootTime) -> BootTime {
         let Some(lease) = self.by_version.get_mut(&version) else { return until };
-        if until > lease.until {
-            self.by_end.remove(&(lease.until, version));
-            self.by_end.insert((until, version));
-            lease.until = until;
-        }
+        lease.until = lease.until.max(until);
         lease.until
     }
 
@@ -222,7 +243,6 @@ impl Leases {
     /// Ends a lease whatever its holders: the version was removed or replaced.
     pub fn end(&mut self, version: VersionId) {
         let Some(lease) = self.by_version.remove(&version) else { return };
-        self.by_end.remove(&(lease.until, version));
         if let Some(leased) = self.leased_bytes.get_mut(&lease.tenant) {
             *leased -= lease.bytes;
             if *leased == 0 {
@@ -231,12 +251,31 @@ impl Leases {
         }
     }
 
-    /// Sweeps at most `limit` leases that are over; says how many.
+    /// Looks at the ends of at most `limit` leases whose second is over; says of how many. Those that were made longer are
+    /// listed anew.
     pub fn expire(&mut self, now: BootTime, limit: usize) -> usize {
         for swept in 0..limit {
-            match self.by_end.first() {
-                Some(&(until, version)) if until <= now => self.end(version),
-                _ => return swept,
+            let Some(mut first) =
+                self.by_end.first_entry().filter(|first| BootTime(Duration::from_secs(*first.key())) <= now)
+            else {
+                return swept;
+            };
+            let (second, version) = (*first.key(), first.get_mut().pop());
+            if first.get().is_empty() {
+                first.remove();
+            }
+            let Some(version) = version else { continue };
+            self.listed -= 1;
+            match self.by_version.get_mut(&version) {
+                // The entry of an earlier lease of that version.
+                Some(lease) if lease.listed != second => {}
+                Some(lease) if lease.until > now => {
+                    lease.listed = second_of(lease.until);
+                    let listed = lease.listed;
+                    self.list(listed, version);
+                }
+                Some(_) => self.end(version),
+                None => {}
             }
         }
         limit
@@ -252,11 +291,12 @@ impl Leases {
     /// # Panics
     /// If one is broken.
     pub fn validate(&self) {
-        assert_eq!(self.by_version.len(), self.by_end.len(), "as many ends as leases");
+        assert_eq!(self.by_end.values().map(Vec::len).sum::<usize>(), self.listed, "listed ends");
         let mut sums: BTreeMap<TenantId, u64> = BTreeMap::new();
         for (&version, lease) in &self.by_version {
             assert!(lease.holders >= 1, "{version:?} has no holder");
-            assert!(self.by_end.contains(&(lease.until, version)), "{version:?} has no end");
+            let listed = self.by_end.get(&lease.listed).is_some_and(|ends| ends.contains(&version));
+            assert!(listed && lease.listed <= second_of(lease.until), "{version:?} has no end");
             *sums.entry(lease.tenant).or_default() += lease.bytes;
         }
         sums.retain(|_, bytes| *bytes > 0);
@@ -384,6 +424,20 @@ mod tests {
         leases.grant(at(0), object(2, 1), SECOND);
         assert_eq!(leases.grant(at(0), object(3, 1), SECOND), LeaseOutcome::TableFull);
         assert_eq!(leases.grant(at(1), object(3, 1), SECOND), LeaseOutcome::Granted(SECOND));
+    }
+
+    #[test]
+    fn leases_that_come_and_go_leave_little_behind() {
+        let mut leases = table(10);
+        let granted = (0..100).filter(|_| {
+            let outcome = leases.grant(at(0), object(1, 1), 5 * SECOND);
+            leases.release(at(0), object(1, 1).version);
+            outcome != LeaseOutcome::TableFull
+        });
+        assert_eq!(granted.count(), 40);
+        leases.validate();
+        while leases.expire(at(5), 16) > 0 {}
+        assert_eq!((leases.listed, leases.grant(at(5), object(1, 1), SECOND)), (0, LeaseOutcome::Granted(SECOND)));
     }
 
     #[test]

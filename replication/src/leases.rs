@@ -37,8 +37,9 @@ struct Table {
 const QUIET: Duration = Duration::from_millis(600);
 /// Not more often than this, however often leaders change.
 const QUIET_PERIOD: Duration = Duration::from_secs(10);
-/// Leases of which the other voters wait to hear; of more they don't, and a failover costs those.
-const MOST_NEWS: usize = 16 << 10;
+/// Leases of which the other voters wait to hear; of more they don't, and a failover costs those: 40,000 a second, since each
+/// voter notes them as the leader did.
+const MOST_NEWS: usize = 4 << 10;
 /// How old the known capacity may be: nodes come and go.
 const CAPACITY_AGE: Duration = Duration::from_secs(1);
 
