@@ -36,6 +36,8 @@ pub struct Candidate {
     pub nvme_bytes: u64,
     /// Bytes of the copies that the catalog lists there.
     pub used_bytes: u64,
+    /// Bytes that lie on NVMe, if the node has told lately.
+    pub nvme_used_bytes: Option<u64>,
     /// Where it stands.
     pub labels: Labels,
 }
@@ -45,9 +47,9 @@ const NEWCOMER: u64 = 100_000;
 /// Free shares that differ by less are equal.
 const STEP: u64 = 1000;
 
-/// The nodes that take copies: those that are up.
+/// The nodes that take copies: those that are up. `nvme_used`: bytes that lie on a node's NVMe, if that is known.
 #[must_use]
-pub fn candidates(nodes: &[NodeStat]) -> Vec<Candidate> {
+pub fn candidates(nodes: &[NodeStat], nvme_used: impl Fn(NodeId) -> Option<u64>) -> Vec<Candidate> {
     let up = nodes.iter().filter(|node| node.state == NodeState::Up);
     up.map(|node| {
         let lent = |counts: fn(TierKind) -> bool| {
@@ -58,6 +60,7 @@ pub fn candidates(nodes: &[NodeStat]) -> Vec<Candidate> {
             capacity_bytes: lent(|_| true),
             nvme_bytes: lent(|kind| kind == TierKind::Nvme),
             used_bytes: node.bytes,
+            nvme_used_bytes: nvme_used(node.node),
             labels: node.labels.clone(),
         }
     })
@@ -101,9 +104,10 @@ impl Candidate {
         share(self.capacity_bytes.saturating_sub(self.used_bytes), self.capacity_bytes)
     }
 
-    /// Free share of its NVMe tier, as if that had what memory has no room for: which tier has what, only the node knows.
+    /// Free share of its NVMe tier; of a node that has not told, as if that had what memory has no room for.
     fn nvme_free(&self) -> u64 {
-        let used = self.used_bytes.saturating_sub(self.capacity_bytes - self.nvme_bytes);
+        let estimate = || self.used_bytes.saturating_sub(self.capacity_bytes - self.nvme_bytes);
+        let used = self.nvme_used_bytes.unwrap_or_else(estimate);
         share(self.nvme_bytes.saturating_sub(used), self.nvme_bytes)
     }
 }
@@ -187,6 +191,7 @@ mod tests {
             capacity_bytes: 1000,
             nvme_bytes: 500,
             used_bytes,
+            nvme_used_bytes: None,
             labels: Labels { zone, rack, host },
         }
     }
@@ -267,6 +272,8 @@ mod tests {
         assert!((0.99..).contains(&firsts(&candidates, Policy::NvmeFreeFirst, 500)[1]));
         candidates[1].nvme_bytes = 0;
         assert!(firsts(&candidates, Policy::NvmeFreeFirst, 500)[1] < 0.01, "it has no disk");
+        candidates[3].nvme_used_bytes = Some(130);
+        assert!((0.99..).contains(&firsts(&candidates, Policy::NvmeFreeFirst, 500)[3]), "it says so itself");
     }
 
     #[test]

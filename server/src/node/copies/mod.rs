@@ -15,6 +15,7 @@ use std::time::Duration;
 use prost::Message as _;
 use tidepool_metadata::catalog::{Answer, NodeStat, NodeState, Query};
 use tidepool_metadata::{ErrorKind, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
+use tidepool_replication::replicas::placement::{self, Candidate};
 use tidepool_replication::{CatalogHandle, Read};
 use tidepool_tiers::store::ReplicaName;
 
@@ -100,6 +101,12 @@ impl NodeService {
         let words = NodeRequest { ask: Some(ask) }.encode_to_vec();
         let answer = self.catalog().await?.ask_node(node, words, within).await?;
         NodeReply::decode(&answer[..]).map_err(|_| malformed())
+    }
+
+    /// The nodes of `nodes` that could take copies.
+    fn candidates(&self, nodes: &[NodeStat]) -> Vec<Candidate> {
+        let loads = self.loads();
+        placement::candidates(nodes, |node| Some(loads.get(&node)?.nvme?.used_bytes))
     }
 
     /// All nodes, as this one's catalog knows them.

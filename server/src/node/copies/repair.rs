@@ -204,7 +204,7 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
         if nodes.len() < 2 || !(is_news || Instant::now() >= due) || here.is_none_or(|here| here.announcing) {
             continue;
         }
-        let candidates = placement::candidates(&nodes);
+        let candidates = service.candidates(&nodes);
         let sweep = Sweep {
             service: &service,
             catalog: &catalog,

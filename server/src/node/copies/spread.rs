@@ -90,7 +90,7 @@ impl NodeService {
     ) -> Result<(usize, Vec<NodeId>), Error> {
         let nodes = self.nodes().await?;
         let preferred = placement::preferred(&nodes, prefer);
-        let candidates = placement::candidates(&nodes);
+        let candidates = self.candidates(&nodes);
         let numbers = placement::numbers(KeyHash::of(tenant, key.as_bytes()).0);
         let mut order = placement::order(&candidates, &[self.inner.node], self.inner.placement, numbers);
         order.sort_by_key(|node| preferred.iter().position(|other| other == node).unwrap_or(preferred.len()));
