@@ -158,7 +158,7 @@ impl Refusal {
         let code = match reason.as_str() {
             "KEY_EMPTY" | "KEY_TOO_LONG" | "VALUE_TOO_LARGE" | "LENGTH_MISMATCH" | "CHECKSUM_MISMATCH"
             | "BAD_RANGE" | "BAD_REPLICAS" => Code::InvalidArgument,
-            "NO_SPACE" | "OVERLOADED" => Code::ResourceExhausted,
+            "NO_SPACE" | "OVERLOADED" | "QUOTA_EXCEEDED" => Code::ResourceExhausted,
             "NO_LEADER" | "LAGGING" | "STARTING" | "RECOVERING" | "UNAVAILABLE" | "PUT_EXPIRED" | "SHUTTING_DOWN"
             | "DRAINING" | "TOO_FEW_REPLICAS" => Code::Unavailable,
             "UNKNOWN_TENANT" => Code::NotFound,

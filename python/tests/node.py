@@ -92,6 +92,13 @@ class Node:
     def socket(self) -> str:
         return f"unix:{self.addresses['unix']}"
 
+    def make_tenant(self, name: str, **quota: object) -> None:
+        """`bytes` and `objects`: what it may store."""
+        body = json.dumps({"name": name, **quota}).encode()
+        url, headers = f"http://{self.addresses['admin']}/v1/tenants/create", {"content-type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:
+            assert answer.status == 200
+
     def pause(self) -> None:
         stop(self.process.pid)
 

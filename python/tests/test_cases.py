@@ -163,8 +163,29 @@ def test_b139_a_port_takes_nothing_that_it_does_not_know(node, store, key):
         assert lender.put(key, b"v") and store.get(key) == b"v"
 
 
-def test_b141_a_tenant_that_nobody_made_has_nothing(node, key):
+def test_b141_tenants_share_nothing(own_node):
+    own_node.make_tenant("x", bytes="8MiB")
+    own_node.make_tenant("y")
+    connect = tidepool.Store.connect
+    with connect(own_node.grpc, tenant="x") as x, connect(own_node.grpc, tenant="y") as y, connect(own_node.grpc) as nobody:
+        for store, stored in ((x, b"x"), (y, b"y"), (nobody, b"")):
+            assert store.put("k", stored) and store.get("k") == stored
+        with pytest.raises(tidepool.ExhaustedError) as error:
+            x.put("too large", bytes(8 * MIB + 1))
+        assert error.value.reason == "QUOTA_EXCEEDED"
+        # What may go makes room, of its own; what is pinned does not.
+        assert x.put_batch([f"k{number}" for number in range(16)], [bytes(MIB)] * 16) == [True] * 16
+        assert x.remove_all().removed > 0
+        assert all(x.put(f"pinned{number}", bytes(MIB), pin=True) for number in range(8))
+        with pytest.raises(tidepool.ExhaustedError) as error:
+            x.put("one more", b"v")
+        assert error.value.reason == "QUOTA_EXCEEDED"
+        several = x.put_batch(["one more", "and another"], [b"v", b"v"])
+        assert all(isinstance(each, tidepool.ExhaustedError) and each.reason == "QUOTA_EXCEEDED" for each in several)
+        assert y.get("k") == b"y" and nobody.get("k") == b"" and x.get("k") is None
+        assert x.remove_all(force=True).removed == 8 and x.put("one more", b"v")
+        assert (y.get("k"), nobody.get("k")) == (b"y", b"")
     with pytest.raises(tidepool.TidepoolError) as error:
-        with tidepool.Store.connect(node.grpc, tenant="x") as other:
-            other.put(key, b"v")
+        with connect(own_node.grpc, tenant="z") as other:
+            other.put("k", b"v")
     assert error.value.reason == "UNKNOWN_TENANT"

@@ -18,13 +18,17 @@ pub(crate) const TENANT_NOT_REGISTERED: i32 = -1701;
 /// The code of an error.
 pub(crate) fn of(error: &Error) -> i32 {
     tracing::debug!(%error, "a call failed");
-    match error.reason() {
-        "QUOTA" => TENANT_QUOTA_EXCEEDED,
+    named(error.reason()).unwrap_or_else(|| of_kind(error.kind()))
+}
+
+fn named(reason: &str) -> Option<i32> {
+    Some(match reason {
+        "QUOTA_EXCEEDED" => TENANT_QUOTA_EXCEEDED,
         "UNKNOWN_TENANT" => TENANT_NOT_REGISTERED,
         "RECOVERING" => REPLICA_IS_NOT_READY,
         "PINNED" => OBJECT_HAS_LEASE,
-        _ => of_kind(error.kind()),
-    }
+        _ => return None,
+    })
 }
 
 fn of_kind(kind: ErrorKind) -> i32 {
@@ -37,5 +41,17 @@ fn of_kind(kind: ErrorKind) -> i32 {
         ErrorKind::Corrupt => CHECKSUM_MISMATCH,
         ErrorKind::Unimplemented => NOT_SUPPORTED,
         ErrorKind::Internal => INTERNAL_ERROR,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_refuses_by_name_has_its_code() {
+        assert_eq!(named("QUOTA_EXCEEDED"), Some(TENANT_QUOTA_EXCEEDED));
+        assert_eq!(named("UNKNOWN_TENANT"), Some(TENANT_NOT_REGISTERED));
+        assert_eq!(named("NO_SPACE"), None);
     }
 }

@@ -95,6 +95,15 @@ def test_what_setup_can_not_mean_is_a_code(node, monkeypatch):
     store.close()
 
 
+def test_tenants_have_codes_of_their_own(own_node):
+    own_node.make_tenant("x", bytes="1MiB")
+    store = MooncakeDistributedStore()
+    assert store.setup(*setup_of(own_node).values(), tenant_id="y") == -1701
+    assert store.setup(*setup_of(own_node).values(), tenant_id="x") == 0
+    assert store.put("k", bytes(1 << 20)) == 0 and store.put("k2", bytes((1 << 20) + 1)) == -1700
+    assert store.close() == 0
+
+
 class Clock:
     def __init__(self):
         self.now = 1000.0
