@@ -9,7 +9,7 @@
 //! Bounds: [`LeaseLimits::entries`] leases, a share of bytes per tenant; at both a grant is refused, which means that
 //! the object may be evicted, not that it cannot be read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::object::{TenantId, VersionId};
@@ -90,11 +90,15 @@ fn second_of(time: BootTime) -> Second {
     time.0.as_secs() + u64::from(time.0.subsec_nanos() > 0)
 }
 
+/// Only looked up, and walked to be checked.
+#[expect(clippy::disallowed_types, reason = "its order is in no answer")]
+type ByVersion = std::collections::HashMap<VersionId, Lease>;
+
 /// The table. See the module's documentation.
 #[derive(Debug)]
 pub struct Leases {
     limits: LeaseLimits,
-    by_version: HashMap<VersionId, Lease>,
+    by_version: ByVersion,
     /// Of each lease one entry in the second where it is listed, and old ones of leases that are gone.
     by_end: BTreeMap<Second, Vec<VersionId>>,
     /// Entries of it.
@@ -106,7 +110,7 @@ impl Leases {
     /// An empty table.
     #[must_use]
     pub fn new(limits: LeaseLimits) -> Self {
-        Self { limits, by_version: HashMap::new(), by_end: BTreeMap::new(), listed: 0, leased_bytes: BTreeMap::new() }
+        Self { limits, by_version: ByVersion::new(), by_end: BTreeMap::new(), listed: 0, leased_bytes: BTreeMap::new() }
     }
 
     /// Says that nodes came or went. Leases stay; above the new bound they are not renewed.
