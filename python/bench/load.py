@@ -12,20 +12,25 @@ import sys
 import threading
 import time
 
-from mooncake.store import MooncakeDistributedStore
+from mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator
 
 POOL = 128 << 20
 """Bytes of a thread's source, and of its target."""
 
 
 class Memory:
-    """Bytes with an address. All are touched, so that no call pays for a page fault."""
+    """Bytes with an address, of the distribution's allocator or another. All are touched, so that no call pays for a fault."""
 
-    def __init__(self, fill):
-        self.bytes = mmap.mmap(-1, POOL)
+    def __init__(self, fill, allocator=None):
+        if allocator:
+            self.address = allocator.alloc(POOL)
+            assert self.address, "no memory"
+            self.bytes = memoryview((ctypes.c_char * POOL).from_address(self.address)).cast("B")
+        else:
+            self.bytes = mmap.mmap(-1, POOL)
+            self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
         for at in range(0, POOL, len(fill)):
             self.bytes[at : at + len(fill)] = fill
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
 
 
 class Worker:
@@ -33,7 +38,8 @@ class Worker:
 
     def __init__(self, store, number):
         self.store, self.number = store, number
-        self.source, self.target = Memory(os.urandom(1 << 20)), Memory(bytes(1 << 20))
+        self.allocator = MooncakeHostMemAllocator()
+        self.source, self.target = (Memory(fill, self.allocator) for fill in (os.urandom(1 << 20), bytes(1 << 20)))
         self.other = None
 
     def register(self):

@@ -62,24 +62,18 @@ impl Fault {
     }
 }
 
-/// Copies bytes at an address that need not be good.
-pub(crate) fn copy_in(span: Span, target: &mut Vec<u8>) -> Result<(), Fault> {
-    // Looked at before room is made for it: a length may be nonsense.
-    if span.length > 0 && !is_mapped(span) || target.try_reserve(span.length).is_err() {
-        return Err(Fault(span));
-    }
-    let local = libc::iovec { iov_base: target.spare_capacity_mut().as_mut_ptr().cast(), iov_len: span.length };
-    let copied = by_kernel(span, local, libc::process_vm_readv)?;
-    // SAFETY: that many bytes behind the length were written, and they were reserved.
-    unsafe { target.set_len(target.len() + copied) };
-    Ok(())
+/// Copies bytes at an address that need not be good to `target`, which has as many.
+pub(crate) fn copy_in(span: Span, target: &mut [u8]) -> Result<(), Fault> {
+    assert_eq!(target.len(), span.length, "room for other bytes than are copied");
+    let local = libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: span.length };
+    by_kernel(span, local, libc::process_vm_readv)
 }
 
 /// Copies `source` to an address that need not be good.
 pub(crate) fn copy_out(source: &[u8], span: Span) -> Result<(), Fault> {
     let span = Span { length: source.len().min(span.length), ..span };
     let local = libc::iovec { iov_base: source.as_ptr().cast_mut().cast(), iov_len: span.length };
-    by_kernel(span, local, libc::process_vm_writev).map(drop)
+    by_kernel(span, local, libc::process_vm_writev)
 }
 
 type Copy = unsafe extern "C" fn(
@@ -92,7 +86,7 @@ type Copy = unsafe extern "C" fn(
 ) -> libc::ssize_t;
 
 /// All of it, or a fault.
-fn by_kernel(span: Span, local: libc::iovec, copy: Copy) -> Result<usize, Fault> {
+fn by_kernel(span: Span, local: libc::iovec, copy: Copy) -> Result<(), Fault> {
     let mut done = 0;
     while done < span.length {
         let left = span.length - done;
@@ -108,11 +102,14 @@ fn by_kernel(span: Span, local: libc::iovec, copy: Copy) -> Result<usize, Fault>
             _ => return Err(Fault(span)),
         }
     }
-    Ok(done)
+    Ok(())
 }
 
-/// Whether something is mapped in all of the range now.
-fn is_mapped(span: Span) -> bool {
+/// Whether something is mapped in all of the range now: asked before room is made for it, because a length may be nonsense.
+pub(crate) fn is_mapped(span: Span) -> bool {
+    if span.length == 0 {
+        return true;
+    }
     let start = span.address & !(PAGE - 1);
     // SAFETY: asks the kernel to do nothing (MS_ASYNC has had no effect since 2.6.19) but to look whether all is mapped.
     unsafe { libc::msync(std::ptr::with_exposed_provenance_mut(start), span.end() - start, libc::MS_ASYNC) == 0 }
@@ -267,7 +264,14 @@ pub(crate) fn mapped_rights(span: Span) -> Option<bool> {
 pub(crate) fn read_memory(py: Python<'_>, address: usize, length: usize) -> PyResult<Py<PyAny>> {
     let span = Span::new(address, length)?;
     let mut bytes = Vec::new();
-    detach(py, || copy_in(span, &mut bytes)).map_err(Fault::error)?;
+    let copied = detach(py, || {
+        if !is_mapped(span) || bytes.try_reserve_exact(length).is_err() {
+            return Err(Fault(span));
+        }
+        bytes.resize(length, 0);
+        copy_in(span, &mut bytes)
+    });
+    copied.map_err(Fault::error)?;
     Ok(crate::buffer::new_bytes(py, &bytes)?.into_any())
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::RwLock;
 use pyo3::BoundObject;
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use tidepool_client::{BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo, Tls};
@@ -17,6 +18,7 @@ use crate::convert::{
     Key, Options, answer, data_type, existence, put_options, removal, same_length, seconds, stored, tier,
 };
 use crate::failure::{Reason, of_client, of_transfer};
+use crate::gathered::Gathered;
 use crate::interpreter::detach;
 use crate::runtime::{Origin, runtime};
 use crate::view::view;
@@ -139,6 +141,12 @@ impl Connection {
     #[getter]
     fn native_calls(&self) -> PyResult<u64> {
         Ok(self.client()?.native_calls())
+    }
+
+    /// Puts, or messages of batch puts, that the node on this host copied from where their values lie.
+    #[getter]
+    fn lent_puts(&self) -> PyResult<u64> {
+        Ok(self.client()?.lent_puts())
     }
 
     /// The value as `bytes`, or a `View` of it; None if there is no such object.
@@ -502,7 +510,12 @@ fn gather(py: Python<'_>, parts: &[Bound<'_, PyAny>]) -> PyResult<Bytes> {
         return buffer::to_send(part);
     }
     let lent = parts.iter().map(buffer::to_send).collect::<PyResult<Vec<_>>>()?;
-    let whole = detach(py, || lent.concat());
+    let whole = detach(py, || {
+        let mut whole = Gathered::with_room(lent.iter().map(Bytes::len).sum())?;
+        lent.iter().for_each(|part| whole.next(part.len()).copy_from_slice(part));
+        drop(lent);
+        Some(whole.into_bytes())
+    });
     buffer::release_dropped(py);
-    Ok(whole.into())
+    whole.ok_or_else(|| PyMemoryError::new_err("no memory for a value of several parts"))
 }

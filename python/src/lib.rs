@@ -15,6 +15,7 @@ mod connection;
 mod convert;
 mod engine;
 mod failure;
+mod gathered;
 #[cfg(feature = "embedded")]
 mod instance;
 mod interpreter;
@@ -34,6 +35,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     #[cfg(feature = "embedded")]
     module.add_class::<instance::Instance>()?;
     view::add(module)?;
+    module.add_function(wrap_pyfunction!(view::allocate, module)?)?;
     module.add_function(wrap_pyfunction!(completion::shut_down, module)?)?;
     module.add_function(wrap_pyfunction!(address::read_memory, module)?)?;
     module.add_function(wrap_pyfunction!(address::write_memory, module)?)?;

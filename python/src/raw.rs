@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use tidepool_client::{BatchGot, Client, Error, PutOptions, apart};
 
-use crate::address::{Fault, Registry, Span, copy_in, copy_out};
+use crate::address::{Fault, Registry, Span, copy_in, copy_out, is_mapped};
 use crate::convert::{Key, same_length};
 use crate::failure::{Reason, of_client};
+use crate::gathered::Gathered;
 
 /// Calls of one batch that are under way at a time: one is copied here while the node copies another. More fill caches and
 /// the lent memory, of which each takes a part; measured: 8 cost twice the CPU time.
@@ -244,8 +244,9 @@ async fn put_run(
 ) -> Vec<(usize, Answer)> {
     let mut answers = Vec::with_capacity(run.len());
     let (mut puts, mut places) = (Vec::with_capacity(run.len()), Vec::with_capacity(run.len()));
-    for (index, item) in run {
-        match gather(&registry, &item) {
+    let values = gather(&registry, &run);
+    for ((index, item), value) in run.into_iter().zip(values) {
+        match value {
             Ok(value) => {
                 puts.push((item.key, value));
                 places.push((index, item.length as u64));
@@ -271,45 +272,39 @@ async fn put_run(
     answers
 }
 
-/// The bytes of an item: registered memory as it is, other memory copied.
-fn gather(registry: &Registry, item: &Item) -> Result<Bytes, Fault> {
+/// The bytes of items: registered memory as it is, other memory copied, all of it to one place.
+fn gather(registry: &Registry, items: &[(usize, Item)]) -> Vec<Result<Bytes, Fault>> {
+    let shared: Vec<_> = items.iter().map(|(_, item)| as_it_is(registry, item)).collect();
+    let copied = |(_, value): &(&(usize, Item), &Result<Option<Bytes>, Fault>)| matches!(value, Ok(None));
+    let room = items.iter().zip(&shared).filter(copied).map(|((_, item), _)| item.length).sum();
+    let mut gathered = Gathered::with_room(room);
+    let mut starts = Vec::with_capacity(items.len());
+    for (_, item) in items.iter().zip(&shared).filter(copied).map(|(item, _)| item) {
+        starts.push(gather_one(gathered.as_mut(), item));
+    }
+    let (whole, mut starts) = (gathered.map(Gathered::into_bytes).unwrap_or_default(), starts.into_iter());
+    let value = |((_, item), shared): (&(usize, Item), Result<Option<Bytes>, Fault>)| match shared? {
+        Some(bytes) => Ok(bytes),
+        None => starts.next().unwrap_or(Ok(0)).map(|start| whole.slice(start..start + item.length)),
+    };
+    items.iter().zip(shared).map(value).collect()
+}
+
+/// Registered memory; `None`: others' that is there, as far as can be seen.
+fn as_it_is(registry: &Registry, item: &Item) -> Result<Option<Bytes>, Fault> {
     if let [span] = item.spans[..]
         && let Some(used) = registry.find(span)
     {
-        return Ok(used.into_shared());
+        return Ok(Some(used.into_shared()));
     }
-    let mut value = Gathered::new();
-    for span in &item.spans {
-        copy_in(*span, &mut value.0)?;
-    }
-    Ok(Bytes::from_owner(value))
+    item.spans.iter().find(|span| !is_mapped(**span)).map_or(Ok(None), |span| Err(Fault(*span)))
 }
 
-/// Memory that is used again and again: new memory costs a page fault for each page, more than the copy.
-struct Gathered(Vec<u8>);
-
-/// How many are kept, each of at most [`RUN_BYTES`].
-const KEPT: usize = 8;
-static GATHERED: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
-
-impl Gathered {
-    fn new() -> Self {
-        Self(GATHERED.lock().pop().unwrap_or_default())
-    }
-}
-
-impl AsRef<[u8]> for Gathered {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Drop for Gathered {
-    fn drop(&mut self) {
-        let mut kept = GATHERED.lock();
-        if self.0.capacity() <= RUN_BYTES && kept.len() < KEPT {
-            self.0.clear();
-            kept.push(std::mem::take(&mut self.0));
-        }
-    }
+/// Copies an item's ranges one behind the other; where they begin.
+fn gather_one(gathered: Option<&mut Gathered>, item: &Item) -> Result<usize, Fault> {
+    let no_room = || Fault(item.spans.first().copied().unwrap_or(Span { address: 0, length: item.length }));
+    let gathered = gathered.ok_or_else(no_room)?;
+    let start = gathered.filled();
+    item.spans.iter().try_for_each(|span| copy_in(*span, gathered.next(span.length)))?;
+    Ok(start)
 }

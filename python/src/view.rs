@@ -1,4 +1,5 @@
-//! `View`: a value as it came, which other Python objects can look into without a copy.
+//! `View`: memory of this module which other Python objects can look into without a copy. A value as it came, or memory that
+//! was allocated to put values from.
 //!
 //! The stable interface lets a class have a buffer since 3.11 only; the slot itself works since 3.9. So the class is made
 //! in two steps: `Value` by PyO3, and `View` below it by `PyType_FromSpecWithBases`, which adds the slot and nothing else.
@@ -8,22 +9,40 @@ use std::ffi::CStr;
 use std::os::raw::{c_int, c_void};
 
 use bytes::{Bytes, BytesMut};
+use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
+use tidepool_client::LendableMemory;
 
 use crate::buffer::{PyBuffer_FillInfo, RawBuffer};
 use crate::failure::Reason;
+use crate::interpreter::detach;
 
 /// `Py_bf_getbuffer` of CPython's `typeslots.h`.
 const BF_GETBUFFER: c_int = 1;
 const NAME: &CStr = c"tidepool._native.View";
 
-/// A value's bytes.
+/// A value's bytes, or those of a memory.
 #[pyclass(module = "tidepool._native", subclass, frozen)]
 pub(crate) struct Value {
-    bytes: BytesMut,
+    bytes: Owned,
+}
+
+/// Who has the bytes.
+enum Owned {
+    Value(BytesMut),
+    Memory(LendableMemory),
+}
+
+impl Owned {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Value(bytes) => bytes,
+            Self::Memory(memory) => memory,
+        }
+    }
 }
 
 #[pymethods]
@@ -33,32 +52,31 @@ impl Value {
     fn new(source: &Bound<'_, Carrier>) -> PyResult<Self> {
         let bytes = source.get().0.lock().take();
         let bytes = bytes.ok_or_else(|| Reason::BadArgument.error("a view is made by the store"))?;
-        // Nobody shares them as a rule, so that this copies nothing.
-        Ok(Self { bytes: bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..])) })
+        Ok(Self { bytes })
     }
 
     fn __len__(&self) -> usize {
-        self.bytes.len()
+        self.bytes.bytes().len()
     }
 
     /// Length in bytes.
     fn size(&self) -> usize {
-        self.bytes.len()
+        self.bytes.bytes().len()
     }
 
     /// Address of the first byte; good while this object lives.
     fn ptr(&self) -> usize {
-        self.bytes.as_ptr().expose_provenance()
+        self.bytes.bytes().as_ptr().expose_provenance()
     }
 
     fn __repr__(&self) -> String {
-        format!("<View of {} bytes>", self.bytes.len())
+        format!("<View of {} bytes>", self.bytes.bytes().len())
     }
 }
 
 /// Carries bytes into a new `View`.
 #[pyclass(module = "tidepool._native", frozen)]
-struct Carrier(parking_lot::Mutex<Option<Bytes>>);
+struct Carrier(parking_lot::Mutex<Option<Owned>>);
 
 static VIEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
@@ -70,6 +88,23 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// A view of `bytes`.
 pub(crate) fn view(py: Python<'_>, bytes: Bytes) -> PyResult<Py<PyAny>> {
+    // Nobody shares them as a rule, so that this copies nothing.
+    let bytes = bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
+    made(py, Owned::Value(bytes))
+}
+
+/// `length` zeroed bytes from which a node on this host can copy ([`LendableMemory`]).
+#[pyfunction]
+pub(crate) fn allocate(py: Python<'_>, length: usize) -> PyResult<Py<PyAny>> {
+    let memory = detach(py, || LendableMemory::allocate(length)).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidInput => Reason::BadArgument.error("memory has one byte at least"),
+        std::io::ErrorKind::OutOfMemory => PyMemoryError::new_err(format!("there are no {length} bytes available")),
+        _ => error.into(),
+    })?;
+    made(py, Owned::Memory(memory))
+}
+
+fn made(py: Python<'_>, bytes: Owned) -> PyResult<Py<PyAny>> {
     let carrier = Bound::new(py, Carrier(parking_lot::Mutex::new(Some(bytes))))?;
     let class = VIEW.get_or_try_init(py, || make_class(py))?;
     Ok(class.bind(py).call1((carrier,))?.unbind())
@@ -103,7 +138,7 @@ unsafe extern "C" fn get_buffer(object: *mut PyObject, view: *mut RawBuffer, fla
     let value = unsafe {
         let object = Borrowed::from_ptr(Python::assume_attached(), object);
         object.cast::<Value>().map(|value| {
-            let bytes = &value.get().bytes;
+            let bytes = value.get().bytes.bytes();
             (bytes.as_ptr().cast_mut().cast::<c_void>(), bytes.len().cast_signed())
         })
     };

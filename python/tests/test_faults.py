@@ -171,6 +171,65 @@ def test_a_forked_child_is_told_and_can_connect_anew(node):
     assert code == 0, said
 
 
+FORKED_MEMORY = """
+import os, sys, tidepool
+memory = tidepool.allocate(1 << 20)
+view = memoryview(memory)
+view[:] = bytes([1]) * len(view)
+store = tidepool.Store.connect(sys.argv[1])
+store.put("fork/parent", view)
+child = os.fork()
+if child == 0:
+    store = tidepool.Store.connect(sys.argv[1])
+    own = memoryview(tidepool.allocate(1 << 20))
+    store.put("fork/own", own)
+    view[:] = bytes([2]) * len(view)
+    store.put("fork/child", view)
+    os._exit(0 if store.lent_puts == 2 else 3)
+_, status = os.waitpid(child, 0)
+# One memory, two processes.
+assert view[0] == 2
+store.put("fork/again", view)
+assert store.lent_puts == 2, store.lent_puts
+for name, byte in (("parent", 1), ("own", 0), ("child", 2), ("again", 2)):
+    assert store.get(f"fork/{name}") == bytes([byte]) * (1 << 20), name
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_shares_allocated_memory_and_can_put_from_it(node):
+    code, said = in_process(FORKED_MEMORY, node.grpc)
+    assert code == 0, said
+
+
+KILLED = """
+import sys, tidepool
+view = memoryview(tidepool.allocate(8 << 20))
+store = tidepool.Store.connect(sys.argv[1])
+place = 0
+while True:
+    for byte in range(256):
+        view[:] = bytes([byte]) * len(view)
+        place += 1
+        store.upsert(f"killed/{place % 4}", view)
+        if place == 4:
+            print("puts", flush=True)
+"""
+
+
+def test_a_client_that_is_killed_while_its_memory_is_copied_leaves_whole_objects(node):
+    with tidepool.Store.connect(node.grpc) as store:
+        for _ in range(3):
+            client = subprocess.Popen([sys.executable, "-c", KILLED, node.grpc], stdout=subprocess.PIPE, text=True)
+            assert client.stdout.readline() == "puts\n"
+            client.kill()
+            client.wait()
+            for place in range(4):
+                value = store.get(f"killed/{place}", fresh=True)
+                assert value == value[:1] * (8 << 20), place
+        store.remove_matching(prefix="killed/")
+
+
 DAEMONS = """
 import os, signal, sys, threading, time, tidepool
 from node import stop

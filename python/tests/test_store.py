@@ -278,3 +278,25 @@ def test_threads_share_a_store(store, key):
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_values_in_allocated_memory_are_copied_by_the_node_alone(store, key):
+    memory = tidepool.allocate(4 * MIB)
+    assert len(memory) == 4 * MIB and bytes(memory) == bytes(4 * MIB)
+    view = memoryview(memory)
+    view[:] = pattern(4 * MIB)[: 4 * MIB]
+    before = store.lent_puts
+    assert store.put(key, view[77 : MIB + 77]) is True
+    assert store.put_batch([f"{key}/{part}" for part in range(4)], [view[part * MIB :][:MIB] for part in range(4)])
+    assert store.lent_puts > before + 1
+    assert store.get(key) == view[77 : MIB + 77]
+    assert all(store.get(f"{key}/{part}") == view[part * MIB :][:MIB] for part in range(4))
+    # What is in the store does not change with the memory.
+    view[:] = bytes(4 * MIB)
+    assert store.get(f"{key}/1") == pattern(4 * MIB)[MIB : 2 * MIB]
+
+
+def test_memory_that_can_not_be_is_not_allocated():
+    for length, error in ((0, tidepool.InvalidError), (1 << 50, MemoryError), (-1, OverflowError), (1 << 70, OverflowError)):
+        with pytest.raises(error):
+            tidepool.allocate(length)

@@ -6,6 +6,8 @@ import os
 import threading
 from typing import Dict, Tuple
 
+import tidepool
+
 
 class Memory:
     """Anonymous mappings, shared with forked children; found again by their address."""
@@ -51,17 +53,22 @@ class Memory:
 
 
 class MooncakeHostMemAllocator:
-    """Host memory by its address."""
+    """Host memory by its address. Values that are put from it are copied once, by the node on this host."""
 
-    _memory = Memory()
+    _views: Dict[int, tidepool.View] = {}
 
     def alloc(self, size: int) -> int:
         """Address of ``size`` zeroed bytes; 0 if there are none."""
-        return self._memory.allocate(size)
+        try:
+            view = tidepool.allocate(size)
+        except (tidepool.InvalidError, MemoryError, OSError, OverflowError):
+            return 0
+        self._views[view.ptr()] = view
+        return view.ptr()
 
     def free(self, ptr: int) -> int:
         """0, or -1 if nothing was allocated there."""
-        return 0 if self._memory.free(ptr) else -1
+        return -1 if self._views.pop(ptr, None) is None else 0
 
 
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}

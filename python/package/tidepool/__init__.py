@@ -15,7 +15,7 @@ memory of two processes without a store, ``Store.embedded`` lends memory of this
 import atexit as _atexit
 
 from . import _native
-from ._native import View, __version__
+from ._native import View, __version__, allocate
 from .aio import AsyncStore
 from .embedded import AsyncEmbeddedStore, EmbeddedStore
 from .engine import TransferEngine, Transfer
@@ -62,4 +62,5 @@ __all__ = [
     "UnimplementedError",
     "View",
     "__version__",
+    "allocate",
 ]

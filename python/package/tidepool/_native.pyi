@@ -7,7 +7,7 @@ __version__: str
 _Options = Tuple[bool, int, str, bool, bool]
 
 class View:
-    """A value as it came: has a writable buffer, and keeps its memory."""
+    """A value as it came, or memory of :func:`allocate`: has a writable buffer, and keeps its memory."""
 
     def __len__(self) -> int: ...
     def size(self) -> int:
@@ -15,6 +15,17 @@ class View:
     def ptr(self) -> int:
         """Address of the first byte; good while this object lives."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def allocate(length: int, /) -> View:
+    """``length`` zeroed bytes to put values from: a node on this host copies them from there to where they stay.
+
+    Put ``memoryview(memory)[a:b]`` or an array over it (``numpy.frombuffer(memory, ..)``), as a whole value. The memory is
+    lent to the node with the first put from it, which may read all of it from then on; it never writes there. It goes
+    back to the system when nothing refers to it any more, and no call of a store is under way with it. All of it is
+    backed from the start. A forked child shares it.
+
+    Raises ``MemoryError`` if the machine has not as many bytes available, ``InvalidError`` for none, ``OSError``.
+    """
 
 class Connection:
     """The client's calls. Those whose first argument is true give an awaitable instead."""
@@ -40,6 +51,8 @@ class Connection:
     def local_hits(self) -> int: ...
     @property
     def native_calls(self) -> int: ...
+    @property
+    def lent_puts(self) -> int: ...
     def get(
         self, awaits: bool, key: Any, offset: int, length: Optional[int], fresh: bool, as_view: bool
     ) -> Any: ...

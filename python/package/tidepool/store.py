@@ -113,6 +113,11 @@ class Store:
         """How many objects were read from the memory of the node on this host, without a call."""
         return self._native.local_hits
 
+    @property
+    def lent_puts(self) -> int:
+        """How many puts, or messages of a batch put, the node on this host copied from memory of :func:`tidepool.allocate`."""
+        return self._native.lent_puts
+
     def __enter__(self) -> "Store":
         return self
 

@@ -514,6 +514,9 @@ def test_allocated_memory_is_used_and_freed(store, key):
     assert address > 0 and allocator.alloc(0) == 0
     assert store.register_buffer(address, 1 << 20) == 0
     assert store.put_from(key, address, 100) == 0
+    before = store._connection.lent_puts
+    assert store.put_from(f"{key}/large", address, 1 << 20) == 0
+    assert store._connection.lent_puts == before + 1
     assert store.unregister_buffer(address) == 0
     assert (allocator.free(address), allocator.free(address)) == (0, -1)
     pointer = store.alloc_from_mem_pool(4096)
