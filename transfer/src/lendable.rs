@@ -38,7 +38,6 @@ static ALL: RwLock<BTreeMap<usize, Weak<Inner>>> = RwLock::new(BTreeMap::new());
 pub struct LendableMemory(Arc<Inner>);
 
 /// Memory of a [`LendableMemory`], kept for a transfer.
-#[derive(Clone)]
 pub struct Lendable(Arc<Inner>);
 
 struct Inner {
@@ -78,12 +77,6 @@ impl LendableMemory {
         let mut all = tried(|| ALL.try_write()).ok_or(io::ErrorKind::WouldBlock)?;
         all.insert(start, Arc::downgrade(&inner));
         Ok(Self(inner))
-    }
-
-    /// Address of the first byte.
-    #[must_use]
-    pub fn address(&self) -> usize {
-        self.0.range.start
     }
 }
 
@@ -263,7 +256,7 @@ mod tests {
     fn memory_lives_while_a_transfer_has_it_and_is_taken_back_then() {
         let (_folder, path, listener) = node();
         let memory = LendableMemory::allocate(4096).expect("memory");
-        let address = memory.address();
+        let address = memory.0.range.start;
         let transfer = Lendable::of(&memory).expect("in it");
         let (lent, mut node) = lend(&transfer, Borrower::new(), (&path, &listener), TAKEN);
         drop((memory, lent));
