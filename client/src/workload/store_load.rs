@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use super::histogram::{Histogram, Percentiles};
 use super::payload::Payload;
 use super::report::REMEMBERED;
-use crate::{BatchGot, Client, Error, ErrorKind, Existence, Matching, PutOptions, PutOutcome};
+use crate::{BatchGot, Client, Error, ErrorKind, Existence, LendableMemory, Matching, PutOptions, PutOutcome};
 
 /// Different values of puts: so many that a store could not live on having seen them.
 const VALUES: usize = 16;
@@ -67,6 +67,8 @@ pub struct StoreLoad {
     pub duration: Duration,
     /// Whether every byte that comes back is compared, and some of what was put is read again.
     pub verify: bool,
+    /// Whether values of puts lie in memory from which a node on this host can copy them.
+    pub lendable: bool,
     /// Objects that gets and questions go round.
     pub objects: usize,
     /// All keys begin with it; puts want one of their own for each load.
@@ -91,6 +93,8 @@ pub struct StoreLoadReport {
     pub without_call: u64,
     /// Calls that went by the node's transfer engine.
     pub engine_calls: u64,
+    /// Messages with values that the node copied from where they lie.
+    pub lent_puts: u64,
     /// Objects that were not there: evicted meanwhile.
     pub missing: u64,
     /// Objects with wrong bytes.
@@ -190,10 +194,17 @@ impl StoreLoad {
     /// Calls for as long as it says. Blocks; not to be called by a thread of `runtime`.
     #[must_use]
     pub fn run(&self, runtime: &Handle, client: &Client) -> StoreLoadReport {
-        let (without_call, engine_calls) = (client.local_hits(), client.native_calls());
+        let (without_call, engine_calls, lent_puts) = (client.local_hits(), client.native_calls(), client.lent_puts());
         let keys: Arc<[String]> = (0..self.objects).map(|number| self.key(number)).collect();
-        let values: Arc<[Bytes]> = (0..VALUES).map(|number| self.value(number)).collect();
-        let (mut report, mut latency, started) = (StoreLoadReport::default(), Histogram::default(), Instant::now());
+        let mut report = StoreLoadReport::default();
+        let values: Arc<[Bytes]> = match self.put_values() {
+            Ok(values) => values.into(),
+            Err(error) => {
+                report.failed(&Error::Source(error));
+                return report;
+            }
+        };
+        let (mut latency, started) = (Histogram::default(), Instant::now());
         let end = started + self.duration;
         let caller = |thread| Caller {
             load: self,
@@ -231,6 +242,7 @@ impl StoreLoad {
         report.latency = latency.percentiles();
         report.without_call = client.local_hits() - without_call;
         report.engine_calls = client.native_calls() - engine_calls;
+        report.lent_puts = client.lent_puts() - lent_puts;
         if self.verify && self.operation.is_put() {
             for (thread, turns) in put {
                 let mut reader = caller(thread);
@@ -249,6 +261,17 @@ impl StoreLoad {
 
     fn put_key(&self, thread: usize, turn: usize) -> String {
         format!("{}/put/{thread}/{turn}", self.prefix)
+    }
+
+    fn put_values(&self) -> std::io::Result<Vec<Bytes>> {
+        let values = (0..VALUES).map(|number| self.value(number));
+        if !self.lendable {
+            return Ok(values.collect());
+        }
+        let mut memory = LendableMemory::allocate(VALUES * self.block_bytes)?;
+        memory.chunks_exact_mut(self.block_bytes).zip(values).for_each(|(place, value)| place.copy_from_slice(&value));
+        let memory = Bytes::from_owner(memory);
+        Ok((0..VALUES).map(|number| memory.slice(number * self.block_bytes..(number + 1) * self.block_bytes)).collect())
     }
 
     fn value(&self, number: usize) -> Bytes {

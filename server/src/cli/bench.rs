@@ -53,6 +53,9 @@ pub(super) struct StoreArguments {
     /// Compare every byte that comes back, and read again what was put last
     #[arg(long)]
     verify: bool,
+    /// Put from memory that a node on this host can copy from
+    #[arg(long)]
+    lendable: bool,
 }
 
 /// A way to the node.
@@ -158,6 +161,7 @@ impl StoreBench<'_> {
             threads,
             duration: self.duration,
             verify: self.arguments.verify,
+            lendable: self.arguments.lendable,
             objects,
             prefix: format!("bench/{}-{}", std::process::id(), seconds_of_day()),
         };

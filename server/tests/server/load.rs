@@ -19,6 +19,7 @@ async fn a_load_that_compares_finds_wrong_and_missing_objects() {
         threads: 2,
         duration: Duration::from_millis(300),
         verify: true,
+        lendable: false,
         objects: 8,
         prefix: "load".into(),
     };
@@ -45,6 +46,10 @@ async fn a_load_that_compares_finds_wrong_and_missing_objects() {
     let report = tokio::task::spawn_blocking(move || quick.run(&runtime, &of_load)).await.unwrap();
     assert!(report.wrong > 0 && report.errors == 0 && !report.remarks.is_empty(), "{report:?}");
     assert!(report.remarks.iter().all(|remark| remark.contains("4999 bytes")), "{report:?}");
+    let put = StoreLoad { operation: LoadOperation::Put, block_bytes: 50_000, lendable: true, ..load.clone() };
+    let (runtime, of_load) = (tokio::runtime::Handle::current(), client.clone());
+    let report = tokio::task::spawn_blocking(move || put.run(&runtime, &of_load)).await.unwrap();
+    assert!(report.is_clean() && report.lent_puts == report.calls && report.calls > 0, "{report:?}");
     load.clear(&client).await.unwrap();
     assert_eq!(client.list(b"", 10, "", None).await.unwrap().objects, []);
 }
