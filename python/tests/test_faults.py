@@ -178,6 +178,7 @@ view = memoryview(memory)
 view[:] = bytes([1]) * len(view)
 store = tidepool.Store.connect(sys.argv[1])
 store.put("fork/parent", view)
+store.put_parts("fork/parts", [view, view])
 child = os.fork()
 if child == 0:
     store = tidepool.Store.connect(sys.argv[1])
@@ -185,14 +186,18 @@ if child == 0:
     store.put("fork/own", own)
     view[:] = bytes([2]) * len(view)
     store.put("fork/child", view)
-    os._exit(0 if store.lent_puts == 2 else 3)
+    store.put_parts("fork/parts of the child", [view, view])
+    os._exit(0 if store.lent_puts == 3 else 3)
 _, status = os.waitpid(child, 0)
 # One memory, two processes.
 assert view[0] == 2
 store.put("fork/again", view)
-assert store.lent_puts == 2, store.lent_puts
+store.put_parts("fork/more parts", [view, view])
+assert store.lent_puts == 4, store.lent_puts
 for name, byte in (("parent", 1), ("own", 0), ("child", 2), ("again", 2)):
     assert store.get(f"fork/{name}") == bytes([byte]) * (1 << 20), name
+for name, byte in (("parts", 1), ("parts of the child", 2), ("more parts", 2)):
+    assert store.get(f"fork/{name}") == bytes([byte]) * (2 << 20), name
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 

@@ -296,6 +296,26 @@ def test_values_in_allocated_memory_are_copied_by_the_node_alone(store, key):
     assert store.get(f"{key}/1") == pattern(4 * MIB)[MIB : 2 * MIB]
 
 
+def test_values_of_several_parts_are_gathered_where_the_node_copies_them(store, key):
+    before = store.lent_puts
+    # More at once than memories are kept for that, and one that is too large for them.
+    parts = [[pattern(length, seed)[:length] for seed in range(3)] for length in [*range(20_000, 60_000, 2_000), 2 * MIB]]
+    failed = []
+
+    def put(number):
+        if not store.put_parts(f"{key}/{number}", parts[number]):
+            failed.append(number)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and store.lent_puts >= before + 16
+    for number, values in enumerate(parts):
+        assert store.get(f"{key}/{number}") == b"".join(values), number
+
+
 def test_memory_that_can_not_be_is_not_allocated():
     for length, error in ((0, tidepool.InvalidError), (1 << 50, MemoryError), (-1, OverflowError), (1 << 70, OverflowError)):
         with pytest.raises(error):
