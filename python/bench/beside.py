@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 def rows():
     for name, size, batch in (("1 MiB", MIB, 32), ("4 MiB", 4 * MIB, 8)):
-        for threads, get, put, other in ((1, 4, 4, 3), (THREADS, 8, 6, 6)):
+        for threads, get, put, other in ((1, 4, 4, 3), (THREADS, 8, 8, 6)):
             what = f"{name}, {threads} threads" if threads > 1 else name
             yield Row(f"get {what}, shared memory", get, "shm", "batch_get_into", size, batch, threads)
             yield Row(f"put {what}, shared memory", put, "shm", "batch_put_from", size, batch, threads)
