@@ -20,7 +20,7 @@ pub const MAX_SESSIONS: usize = 64 << 10;
 pub const MAX_SESSION_ANSWERS: usize = 4096;
 /// Most answers remembered for all sessions: about 100 MiB.
 pub const MAX_ANSWERS: usize = 1 << 20;
-/// From so many answers on, sessions that are idle for [`CROWDED_LIFETIME`] are dropped by a sweep.
+/// From so many answers on, sessions that are idle for a minute are dropped by a sweep.
 pub const MANY_ANSWERS: usize = MAX_ANSWERS / 2;
 /// Longer than a call of a client takes.
 const CROWDED_LIFETIME: Duration = Duration::from_secs(60);
