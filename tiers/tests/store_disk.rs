@@ -67,7 +67,7 @@ async fn a_disk_that_fails_under_demotion_costs_nothing_that_dram_has() {
     let report = node.tiers_of(TierKind::Nvme);
     assert_eq!(report.state, "failed");
     assert!(report.last_error.unwrap().contains("Input/output"));
-    assert!(node.dram().failed_demotions > 0 && node.dram().evictions > 0);
+    node.until(|node| node.dram().failed_demotions > 0 && node.dram().evictions > 0).await;
     let mut in_dram = 0;
     for name in names.iter().chain(&late) {
         match node.try_read(name).await {
