@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidepool_metadata::catalog::{ForgetMode, HeldReplica, QuotaRoom, Room};
+use tidepool_metadata::catalog::{ForgetMode, HeldReplica, Room};
 use tidepool_metadata::{ObjectKey, TenantId};
 use tidepool_replication::{Forgotten, Read};
 use tidepool_tiers::store::ReplicaName;
@@ -55,14 +55,6 @@ impl Drop for QuotaHold {
     }
 }
 
-impl QuotaHold {
-    /// Whether all that is under way fits.
-    fn fits(&self, room: Room) -> bool {
-        let held = self.service.inner.quotas.held.lock();
-        held.get(&self.tenant).is_none_or(|held| held.objects <= room.objects && held.bytes <= room.bytes)
-    }
-}
-
 impl NodeService {
     /// Takes one object of so many bytes, all copies together, from the tenant's quota; `None` if it has none.
     ///
@@ -70,48 +62,58 @@ impl NodeService {
     /// `QUOTA_EXCEEDED` after a bounded wait; those of the catalog.
     pub(super) async fn hold_quota(&self, tenant: TenantId, bytes: u64) -> Result<Option<QuotaHold>, Error> {
         let catalog = self.catalog().await?;
-        let room = catalog.quota_room(tenant, Read::Local).await?;
+        let mut room = catalog.quota_room(tenant, Read::Local).await?;
         if room.whole == Room::UNLIMITED {
             return Ok(None);
         }
-        let is_hopeless = |room: QuotaRoom| room.whole.objects == 0 || bytes > room.whole.bytes;
-        let hold = {
-            let mut held = self.inner.quotas.held.lock();
-            let of_tenant = held.entry(tenant).or_default();
-            of_tenant.objects += 1;
-            of_tenant.bytes += bytes;
-            QuotaHold { service: self.clone(), tenant, bytes }
-        };
-        let (mut room, end) = (room, Instant::now() + WAIT);
-        while !hold.fits(room.left) {
+        let end = Instant::now() + WAIT;
+        loop {
+            if let Some(hold) = self.try_hold(tenant, bytes, room.left) {
+                return Ok(Some(hold));
+            }
             // What this node knows may be old: others may have removed something, or the quota is another now.
             room = catalog.quota_room(tenant, Read::Linearizable).await?;
-            if hold.fits(room.left) {
-                break;
+            if let Some(hold) = self.try_hold(tenant, bytes, room.left) {
+                return Ok(Some(hold));
             }
-            if is_hopeless(room) || Instant::now() >= end || self.evict_own(tenant).await? == 0 {
+            let is_hopeless = room.whole.objects == 0 || bytes > room.whole.bytes;
+            if is_hopeless || Instant::now() >= end || !self.evict_own(tenant).await? {
                 return Err(error::quota_exceeded());
             }
         }
-        Ok(Some(hold))
     }
 
-    /// Has some of the tenant's objects here go, the coldest of those that come next by key; answers how many did.
-    async fn evict_own(&self, tenant: TenantId) -> Result<usize, Error> {
+    fn try_hold(&self, tenant: TenantId, bytes: u64, room: Room) -> Option<QuotaHold> {
+        let mut held = self.inner.quotas.held.lock();
+        let before = held.get(&tenant).copied().unwrap_or_default();
+        let after = Room { objects: before.objects + 1, bytes: before.bytes.checked_add(bytes)? };
+        (after.objects <= room.objects && after.bytes <= room.bytes).then(|| {
+            held.insert(tenant, after);
+            QuotaHold { service: self.clone(), tenant, bytes }
+        })
+    }
+
+    /// Has some of the tenant's objects here go, the coldest of those that come next by key and may; answers whether any did.
+    async fn evict_own(&self, tenant: TenantId) -> Result<bool, Error> {
         let mut coldest = self.next_of(tenant).await?;
         let is_in_dram = |held: &HeldReplica| self.inner.store.is_in_dram(tenant, &held.key, held.version);
         coldest.sort_by_cached_key(|held| (is_in_dram(held), held.commit_index));
-        coldest.truncate(coldest.len().div_ceil(4).min(GOING));
         let name = |held: &HeldReplica| (held.tenant, held.key.clone(), held.version, held.replica);
-        let names = coldest.iter().map(name).collect();
-        let forgotten = self.catalog().await?.forget(names, ForgetMode::EvenLast).await?;
-        let gone = coldest.into_iter().zip(forgotten).filter(|(_, forgotten)| *forgotten == Forgotten::Yes);
-        let mut count = 0;
-        for (HeldReplica { tenant, key, version, replica, .. }, _) in gone {
-            self.free(&ReplicaName { tenant, key, version, replica });
-            count += 1;
+        // The first of them may all be leased or pinned.
+        for going in coldest.chunks(coldest.len().div_ceil(4).clamp(1, GOING)) {
+            let names = going.iter().map(name).collect();
+            let forgotten = self.catalog().await?.forget(names, ForgetMode::EvenLast).await?;
+            let mut has_gone = false;
+            for (held, _) in going.iter().zip(forgotten).filter(|(_, forgotten)| *forgotten == Forgotten::Yes) {
+                let HeldReplica { tenant, key, version, replica, .. } = held.clone();
+                self.free(&ReplicaName { tenant, key, version, replica });
+                has_gone = true;
+            }
+            if has_gone {
+                return Ok(true);
+            }
         }
-        Ok(count)
+        Ok(false)
     }
 
     /// Copies of the tenant's here, from where the last look ended on.

@@ -88,6 +88,12 @@ async fn a_full_tenant_makes_room_of_its_own() {
         }
     }
     assert_eq!(put(&client, "one more", 600 * KIB).await, Err("QUOTA_EXCEEDED".into()));
+    // But what is not does, however much is.
+    let young = client.list(b"k/", 100, "", None).await.unwrap().objects.pop().unwrap();
+    client.unpin(&[young.key.as_bytes()]).await.unwrap();
+    let left = (1 << 20) - row(&server, "team").await["bytes"].as_u64().unwrap();
+    assert_eq!(put(&client, "one more", left as usize + 1).await, Ok(PutOutcome::Stored));
+    assert_eq!(client.exists(young.key.as_bytes()).await.unwrap(), Existence::Missing);
 }
 
 /// Puts under way count: a node takes no bytes that would be refused at the end.
