@@ -115,10 +115,10 @@ impl NodeService {
             return Err(error::draining());
         }
         let reserved_at = self.led_catalog().await?.now();
-        // An upsert may well take the room of what it replaces.
-        let quota = match options.upsert {
-            true => None,
-            false => self.hold_quota(name.tenant, length.saturating_mul(copies.wanted().into())).await?,
+        // An upsert may well take the room of what it replaces, and a repetition has what its first attempt took.
+        let quota = match options.yields() {
+            true => self.hold_quota(name.tenant, length.saturating_mul(copies.wanted().into())).await?,
+            false => None,
         };
         let buffer = self.inner.store.reserve(length, name.key.as_bytes().len()).await?;
         let request = options.ids.map(|ids| ids.of_item(position));

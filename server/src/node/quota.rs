@@ -23,6 +23,8 @@ use crate::error::Error;
 const WAIT: Duration = Duration::from_millis(100);
 /// Objects among which those are chosen that go, a quarter of them.
 const LOOKED_AT: usize = 1024;
+/// How often as many more are looked at, where none of them lies here.
+const LOOKS: usize = 16;
 /// Most that go at a time.
 const GOING: usize = 64;
 
@@ -102,13 +104,16 @@ impl NodeService {
         // The first of them may all be leased or pinned.
         for going in coldest.chunks(coldest.len().div_ceil(4).clamp(1, GOING)) {
             let names = going.iter().map(name).collect();
-            let forgotten = self.catalog().await?.forget(names, ForgetMode::EvenLast).await?;
-            let mut has_gone = false;
-            for (held, _) in going.iter().zip(forgotten).filter(|(_, forgotten)| *forgotten == Forgotten::Yes) {
-                let HeldReplica { tenant, key, version, replica, .. } = held.clone();
-                self.free(&ReplicaName { tenant, key, version, replica });
-                has_gone = true;
-            }
+            let has_gone = match self.catalog().await?.forget(names, ForgetMode::EvenLast).await {
+                Ok(forgotten) => self.free_forgotten(going, forgotten),
+                Err(error) if error.is_unproposed() => return Err(error.into()),
+                // They may be forgotten all the same: nobody else frees them.
+                Err(error) => {
+                    let (service, going) = (self.clone(), going.to_vec());
+                    tokio::spawn(async move { service.settle_forgotten(going).await });
+                    return Err(error.into());
+                }
+            };
             if has_gone {
                 return Ok(true);
             }
@@ -116,17 +121,51 @@ impl NodeService {
         Ok(false)
     }
 
+    /// Frees those that count no more; whether there are any.
+    fn free_forgotten(&self, held: &[HeldReplica], forgotten: Vec<Forgotten>) -> bool {
+        let gone = held.iter().zip(forgotten).filter(|(_, forgotten)| *forgotten == Forgotten::Yes);
+        gone.map(|(held, _)| {
+            let HeldReplica { tenant, key, version, replica, .. } = held.clone();
+            self.free(&ReplicaName { tenant, key, version, replica });
+        })
+        .count()
+            > 0
+    }
+
+    /// Asks until there is an answer.
+    async fn settle_forgotten(&self, held: Vec<HeldReplica>) {
+        let mut pause = WAIT;
+        loop {
+            tokio::time::sleep(pause).await;
+            let names = held.iter().map(|held| (held.tenant, held.key.clone(), held.version, held.replica)).collect();
+            match async { self.catalog().await?.forget(names, ForgetMode::EvenLast).await }.await {
+                Ok(forgotten) => {
+                    self.free_forgotten(&held, forgotten);
+                    return;
+                }
+                Err(error) if error.is_final() => return,
+                Err(_) => pause = (pause * 2).min(Duration::from_secs(2)),
+            }
+        }
+    }
+
     /// Copies of the tenant's here, from where the last look ended on.
     async fn next_of(&self, tenant: TenantId) -> Result<Vec<HeldReplica>, Error> {
-        let after = self.inner.quotas.hands.lock().remove(&tenant);
+        let mut after = self.inner.quotas.hands.lock().remove(&tenant);
         let (catalog, node) = (self.catalog().await?, self.inner.node);
-        let mut page = catalog.held_of(node, tenant, after.as_ref(), LOOKED_AT).await?;
-        if page.replicas.is_empty() && after.is_some() {
-            page = catalog.held_of(node, tenant, None, LOOKED_AT).await?;
+        let mut found = Vec::new();
+        for _ in 0..LOOKS {
+            let page = catalog.held_of(node, tenant, after.as_ref(), LOOKED_AT).await?;
+            // At the end it begins again.
+            after = page.next.map(|(_, next)| next);
+            found = page.replicas;
+            if !found.is_empty() {
+                break;
+            }
         }
-        if let Some((_, next)) = page.next {
+        if let Some(next) = after {
             self.inner.quotas.hands.lock().insert(tenant, next);
         }
-        Ok(page.replicas)
+        Ok(found)
     }
 }

@@ -1,9 +1,10 @@
 //! Tenants: made by an operator, kept apart, and within their quotas.
 
 use serde_json::{Value, json};
-use tidepool_client::{Client, Existence, PutOptions, PutOutcome};
+use tidepool_client::{Client, Existence, PutOutcome};
+use tidepool_metadata::catalog::SessionId;
 use tidepool_metadata::{ObjectKey, TenantId};
-use tidepool_server::node::{ObjectName, Reserve};
+use tidepool_server::node::{ObjectName, PutOptions, RequestIds, Reserve};
 
 use crate::common::TestServer;
 
@@ -25,7 +26,7 @@ fn client_of(server: &TestServer, tenant: &str) -> Client {
 }
 
 async fn put(client: &Client, key: &str, length: usize) -> Result<PutOutcome, String> {
-    let done = client.put(key, vec![7; length].into(), &PutOptions::default()).await;
+    let done = client.put(key, vec![7; length].into(), &tidepool_client::PutOptions::default()).await;
     done.map(|done| done.outcome).map_err(|error| error.reason().to_owned())
 }
 
@@ -104,11 +105,16 @@ async fn puts_under_way_count_towards_the_quota() {
     let service = server.server.node().service();
     let reserve = |key: &str| {
         let name = ObjectName { tenant: TenantId(1), key: ObjectKey::new(key.as_bytes()).unwrap() };
-        service.reserve(name, 600 << 10, tidepool_server::node::PutOptions::default())
+        service.reserve(name, 600 << 10, PutOptions::default())
     };
     let first = reserve("a").await.unwrap();
     assert!(matches!(first, Reserve::Ready(_)));
     assert_eq!(reserve("b").await.err().map(|error| error.reason().to_owned()), Some("QUOTA_EXCEEDED".into()));
+    // A repetition: its first attempt may have what is taken.
+    let ids = RequestIds { session: SessionId(7), first: 1, acknowledged: 0, again: true };
+    let again = PutOptions { ids: Some(ids), ..PutOptions::default() };
+    let name = ObjectName { tenant: TenantId(1), key: ObjectKey::new(b"a").unwrap() };
+    assert!(matches!(service.reserve(name, 600 << 10, again).await, Ok(Reserve::Ready(_))));
     drop(first);
     assert!(matches!(reserve("b").await, Ok(Reserve::Ready(_))));
 }
