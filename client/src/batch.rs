@@ -190,15 +190,17 @@ impl Client {
                 tokio::task::yield_now().await;
             }
         }
+        // One for all ways to them.
+        let deadline = Instant::now() + self.settings().deadline;
         let may_refer = may_block() && self.settings().native;
         if may_refer {
             let places = left(&got).filter_map(|position| Some((position, self.known_place(&keys[position])?)));
             let places = places.collect();
-            self.get_batch_there(&keys, places, &mut got).await;
-            let places = self.ask_for_left(&keys, &mut got, true).await?;
-            self.get_batch_there(&keys, places, &mut got).await;
+            self.get_batch_there(&keys, places, &mut got, deadline).await;
+            let places = self.ask_for_left(&keys, &mut got, true, deadline).await?;
+            self.get_batch_there(&keys, places, &mut got, deadline).await;
         }
-        self.ask_for_left(&keys, &mut got, false).await?;
+        self.ask_for_left(&keys, &mut got, false, deadline).await?;
         // Nothing is left: one outcome came for each.
         Ok(got.into_iter().flatten().collect())
     }
@@ -209,14 +211,16 @@ impl Client {
         keys: &[Bytes],
         got: &mut [Option<BatchGot>],
         may_refer: bool,
+        deadline: Instant,
     ) -> Result<Vec<(usize, Elsewhere)>, Error> {
         let (mut places, asked) = (Vec::new(), Instant::now());
         let left: Vec<usize> = left(got).collect();
         if left.is_empty() {
             return Ok(places);
         }
-        let answers = self.ask_for_group(left.iter().map(|&position| keys[position].clone()).collect(), may_refer);
-        for (position, answer) in left.into_iter().zip(answers.await?) {
+        let asking = left.iter().map(|&position| keys[position].clone()).collect();
+        let answers = self.ask_for_group(asking, may_refer, deadline).await?;
+        for (position, answer) in left.into_iter().zip(answers) {
             match answer {
                 Ok(item) => got[position] = Some(item),
                 Err(elsewhere) => {
@@ -232,6 +236,7 @@ impl Client {
         &self,
         keys: Vec<Bytes>,
         may_refer: bool,
+        deadline: Instant,
     ) -> Result<Vec<Result<BatchGot, Elsewhere>>, Error> {
         let message = proto::BatchGetRequest {
             tenant: self.tenant(),
@@ -246,7 +251,7 @@ impl Client {
             move |link: &Link, deadline| link.get_batch(&message, deadline)
         };
         let replies: Vec<proto::BatchGetReply> = self
-            .call_linked(GET, Repeatable::Always, native, |mut attempt| {
+            .run_linked(self.begin_part(GET, Repeatable::Always, deadline.into()), native, |mut attempt| {
                 let request = attempt.request((*message).clone());
                 async move { Ok(attempt.stub.batch_get(request).await?.into_inner().try_collect().await?) }
             })
@@ -258,7 +263,8 @@ impl Client {
         for (item, key) in got.iter_mut().zip(&keys) {
             // What did not fit the message is read alone.
             if matches!(item, Ok(BatchGot::Failed(error)) if error.reason() == "TOO_LARGE") {
-                *item = Ok(match self.get(key).await {
+                let message = self.get_message(key.clone(), GetOptions::default());
+                *item = Ok(match self.get_until(message, deadline.into()).await {
                     Ok(Some(object)) => BatchGot::Found(BatchObject { value: object.value, tier: object.info.tier }),
                     Ok(None) => BatchGot::Missing,
                     Err(error) => BatchGot::Failed(error),

@@ -44,21 +44,28 @@ impl Client {
         if let Some(object) = self.get_local(&key, &options).await {
             return Ok(Some(object));
         }
-        let mut message = self.get_message(key, options);
-        let (mut value, deadline) = (Vec::new(), std::time::Instant::now() + self.settings().deadline);
-        if let Some(info) = self.get_known(&message, &mut value, deadline).await {
+        self.get_until(self.get_message(key, options), Instant::now() + self.settings().deadline).await
+    }
+
+    /// Asks for an object; one deadline for all ways to it.
+    pub(crate) async fn get_until(
+        &self,
+        mut message: proto::GetRequest,
+        deadline: Instant,
+    ) -> Result<Option<Object>, Error> {
+        let mut value = Vec::new();
+        if let Some(info) = self.get_known(&message, &mut value, deadline.into_std()).await {
             return Ok(Some(Object { info, value: value.into() }));
         }
         loop {
             let asked = std::time::Instant::now();
-            let (mut value, got) = self.get_value(&message).await?;
+            let (mut value, got) = self.get_value(&message, deadline).await?;
             let info = match got {
                 Got::Whole(info) => info,
                 Got::Elsewhere(_) if !message.may_refer => return Err(referred_again()),
                 Got::Elsewhere(elsewhere) => {
-                    let deadline = std::time::Instant::now() + self.settings().deadline;
                     self.places().learn(&message.key, &elsewhere, asked);
-                    let there = self.get_there(&elsewhere, &message, &mut value, deadline).await;
+                    let there = self.get_there(&elsewhere, &message, &mut value, deadline.into_std()).await;
                     if there.is_none() {
                         message.may_refer = false;
                         continue;
@@ -70,7 +77,7 @@ impl Client {
         }
     }
 
-    async fn get_value(&self, message: &proto::GetRequest) -> Result<(Vec<u8>, Got), Error> {
+    async fn get_value(&self, message: &proto::GetRequest, deadline: Instant) -> Result<(Vec<u8>, Got), Error> {
         let native = {
             let message = message.clone();
             move |link: &Link, deadline| {
@@ -79,7 +86,7 @@ impl Client {
                 Ok((value, got))
             }
         };
-        self.call_linked("get", Repeatable::Always, native, |attempt| {
+        self.run_linked(self.begin_part("get", Repeatable::Always, deadline), native, |attempt| {
             let message = message.clone();
             async move {
                 let Some(mut stream) = self.open(attempt, message, false).await? else {
@@ -148,7 +155,7 @@ impl Client {
         Ok(stream.map(|stream| ObjectStream { step: Some(self.settings().deadline), ..stream }))
     }
 
-    fn get_message(&self, key: Bytes, options: GetOptions) -> proto::GetRequest {
+    pub(crate) fn get_message(&self, key: Bytes, options: GetOptions) -> proto::GetRequest {
         let GetOptions { offset, length, fresh, allow_unconfirmed, version } = options;
         let (tenant, seen_index) = (self.tenant(), self.seen_index());
         let may_refer = may_block();
@@ -287,6 +294,12 @@ impl ObjectStream {
     #[must_use]
     pub fn length(&self) -> u64 {
         self.length
+    }
+
+    /// Each piece may take as long as its source does: for a source that waits itself. A connection that is gone is noticed.
+    #[must_use]
+    pub fn unhurried(self) -> Self {
+        Self { step: None, ..self }
     }
 
     /// The next piece; `None` when all came and the checksum is right. Not cancel safe: a piece may be lost.

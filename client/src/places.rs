@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a place is good for, counted from before it was asked for. A read may be 5 s behind the last write; the node
-/// that told may have been some of it.
-const VALID: Duration = Duration::from_secs(4);
+/// How long a place is good for, counted from before it was asked for. A read may be 5 s behind the last write, and the node that
+/// told may have been 4 of them.
+const VALID: Duration = Duration::from_secs(1);
 /// Places of a generation; there are two, of about 150 bytes a place.
 const MOST: usize = 1 << 15;
 

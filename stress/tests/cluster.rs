@@ -445,7 +445,8 @@ async fn objects_of_other_nodes_are_read_from_them() {
             got => assert!(matches!(got, BatchGot::Missing) && key == "nowhere", "{key}: {got:?}"),
         }
     }
-    assert_eq!(here.native_calls() - calls, 3, "one by known places, one that refers, one by the places that it gave");
+    // One by known places, if those are still known; one that refers; one by the places that it gave.
+    assert!((2..=3).contains(&(here.native_calls() - calls)), "not one by one, and nothing is passed on");
     // What this client has written itself it does not read by an older place.
     here.put("k/1", value(1001), &upsert).await.unwrap();
     assert_eq!(here.get("k/1").await.unwrap().unwrap().value, value(1001));

@@ -107,7 +107,7 @@ impl Client {
         (self.writes().least_index(key) == 0).then_some(elsewhere)
     }
 
-    /// Reads the object where it was a moment ago; `None` if it has to be asked for.
+    /// Reads the object where it was a moment ago; `None` if it has to be asked for, for which some of the time is left.
     pub(crate) async fn get_known(
         &self,
         message: &proto::GetRequest,
@@ -122,7 +122,7 @@ impl Client {
     }
 
     /// Reads exactly the version that is elsewhere into `target`. `None`: it could not be had there, so that the node that
-    /// referred to it has to give it.
+    /// referred to it has to give it. That takes half of the time until `deadline` at most.
     pub(crate) async fn get_there(
         &self,
         elsewhere: &Elsewhere,
@@ -131,6 +131,7 @@ impl Client {
         deadline: Instant,
     ) -> Option<ObjectInfo> {
         let message = proto::GetRequest { version: elsewhere.version.clone(), may_refer: false, ..message.clone() };
+        let deadline = half_way(deadline);
         // What is received goes to the caller's buffer, which no other thread can borrow.
         let others = self.others();
         others.allowance.earn();
@@ -165,7 +166,9 @@ impl Client {
         keys: &[Bytes],
         places: Vec<(usize, Elsewhere)>,
         got: &mut [Option<BatchGot>],
+        deadline: Instant,
     ) {
+        let deadline = half_way(deadline);
         let mut by_node: BTreeMap<String, (Vec<usize>, Vec<String>)> = BTreeMap::new();
         for (position, elsewhere) in places {
             let Some(address) = elsewhere.addresses.first() else { continue };
@@ -176,7 +179,9 @@ impl Client {
         let calls = by_node.into_iter().map(|(address, (positions, versions))| {
             let keys: Vec<Bytes> = positions.iter().map(|&position| keys[position].clone()).collect();
             let client = self.clone();
-            async move { (positions, apart(async move { client.get_versions(&address, keys, versions).await }).await) }
+            async move {
+                (positions, apart(async move { client.get_versions(&address, keys, versions, deadline).await }).await)
+            }
         });
         for (positions, items) in futures::future::join_all(calls).await {
             let mut items = items.into_iter();
@@ -189,9 +194,14 @@ impl Client {
         }
     }
 
-    async fn get_versions(self, address: &str, keys: Vec<Bytes>, versions: Vec<String>) -> Vec<BatchGot> {
+    async fn get_versions(
+        self,
+        address: &str,
+        keys: Vec<Bytes>,
+        versions: Vec<String>,
+        deadline: Instant,
+    ) -> Vec<BatchGot> {
         let Some((other, link)) = self.link_to(address).await else { return Vec::new() };
-        let deadline = Instant::now() + self.settings().deadline;
         let message = proto::BatchGetRequest { tenant: self.tenant(), keys, versions, ..Default::default() };
         let asked = Arc::clone(&link);
         let answer = blocking(move || {
@@ -202,8 +212,15 @@ impl Client {
             other.failed(&link, address, &error);
             Vec::new()
         });
-        answers.into_iter().filter_map(Result::ok).collect()
+        // One that refers to yet another has none.
+        answers.into_iter().map(|item| item.unwrap_or(BatchGot::Missing)).collect()
     }
+}
+
+/// Half of what is left of the time: what does not succeed by then is done another way.
+fn half_way(deadline: Instant) -> Instant {
+    let now = Instant::now();
+    now + deadline.saturating_duration_since(now) / 2
 }
 
 impl Other {
