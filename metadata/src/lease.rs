@@ -171,7 +171,7 @@ impl Leases {
         let until = self.sweep(now, what.version, left);
         if self.by_version.contains_key(&what.version) {
             self.lengthen(what.version, until);
-        } else if self.has_room() {
+        } else if self.has_room() && self.leased_bytes(what.tenant).checked_add(what.bytes).is_some() {
             self.insert(what, until);
         }
     }
@@ -458,6 +458,12 @@ mod tests {
         leases.validate();
         leases.take_over(at(31), object(3, 1), SECOND);
         assert!(leases.is_leased(at(31), object(3, 1).version) && !leases.is_leased(at(31), one.version));
+        let mut roomy = table(10);
+        [one, object(2, u64::MAX)].into_iter().for_each(|what| roomy.take_over(at(0), what, SECOND));
+        assert!(
+            roomy.is_leased(at(0), one.version) && !roomy.is_leased(at(0), other.version),
+            "no sum of bytes overflows"
+        );
     }
 
     #[test]

@@ -69,7 +69,9 @@ impl CatalogHandle {
                 let question = match Question::decode(&bytes)? {
                     Question::Node(words) => return handle.node_answerer.get()?(words).await,
                     Question::Leased(granted) => {
-                        handle.leases.take_over(granted);
+                        if !handle.leads() {
+                            handle.leases.take_over(granted);
+                        }
                         return None;
                     }
                     question => question,

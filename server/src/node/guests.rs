@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tidepool_metadata::catalog::{
-    Answer, Command, ForgetMode, KeyBucket, MAX_PAGE_ITEMS, NodeOutcome, NodeStat, NodeState, Outcome, Query,
+    Answer, Command, ForgetMode, KeyBucket, NodeOutcome, NodeStat, NodeState, Outcome, Query,
 };
 use tidepool_metadata::{Incarnation, NodeId};
 use tidepool_replication::{CatalogError, CatalogHandle, GroupStatus, MemberChange, MemberId, Read};
@@ -23,6 +23,8 @@ use crate::error::Error;
 const UNKNOWN_FOR: Duration = Duration::from_secs(15);
 /// How often what is listed on a node is forgotten before it is given up for now: a put that was under way may end meanwhile.
 const ROUNDS: usize = 8;
+/// Copies that are forgotten before it is looked again whether the node is back.
+const FORGOTTEN_AT_A_TIME: usize = 256;
 /// How long being struck out may take.
 const STRIKE_OUT: Duration = Duration::from_secs(5);
 
@@ -117,7 +119,7 @@ impl Over<'_> {
         for bucket in held.filter_map(|(bucket, _)| KeyBucket::new(bucket)) {
             let mut after = None;
             loop {
-                let query = Query::Bucket { node, bucket, after, limit: MAX_PAGE_ITEMS };
+                let query = Query::Bucket { node, bucket, after, limit: FORGOTTEN_AT_A_TIME };
                 let (_, Answer::Bucket(page)) = catalog.query(query, Read::Local).await? else {
                     return Err(CatalogError::Unexpected { expected: "a bucket" });
                 };

@@ -87,20 +87,24 @@ pub(super) async fn watch(catalog: CatalogHandle, grace: Duration) {
 /// What is to be noted of nodes, in their lives.
 type Verdicts = Vec<(NodeId, Incarnation, NodeState)>;
 
-/// Has the catalog note verdicts of a leader's term.
+/// Has the catalog note verdicts of a leader's term, all at once: one that waited for others would be told when it is old.
 async fn tell(catalog: CatalogHandle, verdicts: Verdicts, term: Term) {
-    for (node, incarnation, state) in verdicts {
-        tracing::info!(%node, ?state, "the state of a node");
-        let noted = catalog.propose(Command::SetNodeState { node, incarnation, state, term: Some(term) });
-        match tokio::time::timeout(PROPOSE_TIMEOUT, noted).await {
-            Ok(Ok((_, Outcome::Node(NodeOutcome::OutOfTerm)))) => {
-                tracing::info!(%node, ?state, "it was for another leader to say");
+    let noted = verdicts.into_iter().map(|(node, incarnation, state)| {
+        let catalog = &catalog;
+        async move {
+            tracing::info!(%node, ?state, "the state of a node");
+            let noted = catalog.propose(Command::SetNodeState { node, incarnation, state, term: Some(term) });
+            match tokio::time::timeout(PROPOSE_TIMEOUT, noted).await {
+                Ok(Ok((_, Outcome::Node(NodeOutcome::OutOfTerm)))) => {
+                    tracing::info!(%node, ?state, "it was for another leader to say");
+                }
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => tracing::warn!(%node, %error, "the state of a node is not noted yet"),
+                Err(_) => tracing::warn!(%node, "the state of a node is not noted in time"),
             }
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(%node, %error, "the state of a node is not noted yet"),
-            Err(_) => tracing::warn!(%node, "the state of a node is not noted in time"),
         }
-    }
+    });
+    futures::future::join_all(noted).await;
 }
 
 /// Since when a leader listens to the others without a break.
