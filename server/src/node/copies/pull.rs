@@ -59,6 +59,11 @@ impl Copied {
 /// Copies that were pulled for puts under way.
 pub(in crate::node) type Pulled = Mutex<HashMap<ReplicaId, ReplicaName>>;
 
+fn has_copy(name: &ReplicaName) -> Error {
+    let message = format!("this node has a copy of {} already, or gets one", name.key);
+    Error::new(ErrorKind::Conflict, "HAS_COPY", message)
+}
+
 impl NodeService {
     /// Gets a copy for a put that is under way; answers once it is here. Runs in a task of its own: who asks may go away.
     pub(super) async fn pull(&self, pull: Pull) -> Result<ReplicaId, Error> {
@@ -112,8 +117,7 @@ impl NodeService {
         let name = copy_name(pull.tenant, &pull.key, version, replica)?;
         let data_type = u8::try_from(pull.data_type).ok().and_then(DataType::from_number).ok_or_else(malformed)?;
         if self.inner.store.contains(name.tenant, &name.key, version) {
-            let message = format!("this node has a copy of {} already", name.key);
-            return Err(Error::new(ErrorKind::Conflict, "HAS_COPY", message));
+            return Err(has_copy(&name));
         }
         let reserved_at = self.catalog().await?.now();
         let late = |_| Error::new(ErrorKind::Deadline, "DEADLINE", "the copy was not here in time".into());
@@ -150,9 +154,15 @@ impl NodeService {
         let late = |_| Error::new(ErrorKind::Exhausted, "NO_SPACE", "there was no room in time".into());
         let reserved = self.inner.store.reserve(pull.length, name.key.as_bytes().len());
         let buffer = tokio::time::timeout(PULL_TIME, reserved).await.map_err(late)??;
+        if self.inner.store.contains(name.tenant, &name.key, version) {
+            return Err(has_copy(&name));
+        }
         let (sender, receiver) = oneshot::channel();
         {
             let mut fetched = self.inner.fetched.lock();
+            if fetched.contains_key(&version) {
+                return Err(has_copy(&name));
+            }
             if fetched.len() >= MOST_FETCHED {
                 return Err(Error::new(
                     ErrorKind::Exhausted,
@@ -200,7 +210,8 @@ impl NodeService {
             }
             Way::Stream => {
                 let stream = client.get_stream(name.key.as_bytes(), options).await.map_err(failed)?;
-                let mut stream = stream.ok_or_else(gone)?;
+                // What arrives at its source comes as that does.
+                let mut stream = stream.ok_or_else(gone)?.unhurried();
                 while let Some(bytes) = stream.next().await.map_err(failed)? {
                     buffer.write(&bytes)?;
                 }
