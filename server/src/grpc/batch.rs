@@ -12,6 +12,8 @@ use crate::node::{Freshness, ObjectName, Opened, PutItem, RangeRequest, Value};
 
 /// About how many bytes of values one message of a batch get carries.
 const REPLY_BYTES: u64 = 4 << 20;
+/// Objects that are open at a time: what other nodes begin to send for them is read soon.
+const OPEN_AT_A_TIME: usize = 32;
 
 /// What a batch get is asked for.
 pub(crate) struct AskedBatch {
@@ -87,8 +89,8 @@ impl StoreApi {
         Ok(AskedBatch { tenant, keys, versions, freshness, may_refer: request.may_refer })
     }
 
-    /// Reads items from `first` on until a message is full: what is said of them, and their bytes as they lie. All of them at
-    /// once, so that those on a disk are not waited for one after the other.
+    /// Reads items from `first` on until a message is full: what is said of them, and their bytes as they lie. Some at a
+    /// time, so that those on a disk are not waited for one after the other.
     pub(crate) async fn gather(
         &self,
         asked: &AskedBatch,
@@ -96,21 +98,23 @@ impl StoreApi {
     ) -> Result<(proto::BatchGetReply, Vec<Bytes>), Error> {
         use proto::GetOutcome;
         let _inflight = self.inflight.admit(REPLY_BYTES)?;
-        let (mut opened, mut announced) = (Vec::new(), 0);
-        for position in first..asked.keys.len() {
-            let item = self.open_item(asked, position).await;
-            if let Ok(Opened::Here(reader)) = &item {
-                let length = reader.description().range_length;
-                announced += if length <= u64::from(MAX_UNARY_BYTES) { length } else { 0 };
+        let (mut items, mut announced, mut next) = (Vec::new(), 0, first);
+        while announced < REPLY_BYTES && next < asked.keys.len() {
+            let mut opened = Vec::with_capacity(OPEN_AT_A_TIME);
+            while opened.len() < OPEN_AT_A_TIME && announced < REPLY_BYTES && next < asked.keys.len() {
+                let item = self.open_item(asked, next).await;
+                if let Ok(Opened::Here(reader)) = &item {
+                    let length = reader.description().range_length;
+                    announced += if length <= u64::from(MAX_UNARY_BYTES) { length } else { 0 };
+                }
+                opened.push(item);
+                next += 1;
             }
-            opened.push(item);
-            if announced >= REPLY_BYTES {
-                break;
-            }
+            items.extend(futures::future::join_all(opened.into_iter().map(read_small)).await);
         }
         let mut reply = proto::BatchGetReply { first: u32::try_from(first).unwrap_or(u32::MAX), ..Default::default() };
-        let (mut values, mut tiers) = (Vec::new(), Vec::with_capacity(opened.len()));
-        for item in futures::future::join_all(opened.into_iter().map(read_small)).await {
+        let (mut values, mut tiers) = (Vec::new(), Vec::with_capacity(items.len()));
+        for item in items {
             let (outcome, bytes, checksum, tier) = match item {
                 Ok(Small::Read { bytes, checksum, tier }) => (GetOutcome::Found, bytes, checksum, tier),
                 Ok(Small::TooLarge) => (GetOutcome::TooLarge, Vec::new(), 0, 0),
