@@ -112,7 +112,7 @@ impl Answer {
         patience: Duration,
         deadline: Instant,
     ) -> Result<(Self, Answered), ConnectError> {
-        let first = Asked::send(first, parts, deadline)?;
+        let mut first = Asked::send(first, parts, deadline)?;
         if first.0.is_coming(patience.min(deadline.saturating_duration_since(Instant::now())))? {
             return Ok((first.answer()?, Answered::First));
         }
@@ -139,10 +139,18 @@ impl Answer {
             if left.is_zero() {
                 return Err(Failure::DeadlinePassed.into());
             }
-            let streams = [first.0.stream.as_ref(), second.0.stream.as_ref()];
-            let [Some(first), Some(second)] = streams else { return Err(Failure::Closed.into()) };
-            poll_each([first.as_fd(), second.as_fd()], PollFlags::IN, left.min(TICK))
+            let [Some(one), Some(other)] = [&first.0.stream, &second.0.stream] else {
+                return Err(Failure::Closed.into());
+            };
+            poll_each([one.as_fd(), other.as_fd()], PollFlags::IN, left.min(TICK))
                 .map_err(|_| Failure::ConnectionLost)?;
+            // Whoever is not there is waited for no longer.
+            if first.0.note_progress(0).is_err() {
+                return Ok((second.answer()?, Answered::Second));
+            }
+            if second.0.note_progress(0).is_err() {
+                return Ok((first.answer()?, Answered::FirstOfTwo));
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use support::{Pair, settings, soon};
+use support::{Pair, Target, settings, soon, start};
 use tidepool_transfer::{AccessRights, Answered, Failure, Handler, Responder, Settings, TransferError};
 
 mod support;
@@ -132,6 +132,22 @@ fn of_two_peers_the_sooner_one_answers() {
         );
         assert!(matches!(late, Err(TransferError::Peer { failure: Failure::DeadlinePassed, .. })), "{late:?}");
     }
+}
+
+/// Two that are frozen once cost all the time there was.
+#[test]
+fn two_peers_that_are_not_there_are_given_up_before_the_deadline() {
+    let targets = [Target::start("127.0.0.1:0"), Target::start("127.0.0.1:0")];
+    let here = start(settings());
+    let peers = [0, 1].map(|index| here.connect(&targets[index].address, soon()).expect("connected"));
+    // The connections are there afterwards.
+    for peer in peers {
+        let mut answer = here.exchange(peer, &[b"abc"], soon()).expect("answered");
+        answer.read(&mut [0; 3]).expect("an echo");
+    }
+    targets.iter().for_each(|target| target.signal(rustix::process::Signal::STOP));
+    let asked = here.exchange_either(peers, &[b"abc"], Duration::ZERO, soon());
+    assert!(matches!(asked, Err(TransferError::Peer { failure: Failure::Silent, .. })), "{asked:?}");
 }
 
 #[test]
