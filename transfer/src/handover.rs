@@ -16,8 +16,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::memory::Memory;
@@ -48,7 +50,7 @@ impl Lent {
     pub fn new(socket: &Path, memory: &Memory) -> io::Result<Self> {
         let file = memory.file().ok_or(io::ErrorKind::InvalidInput)?;
         let read_only = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-        let mut connection = UnixStream::connect(socket)?;
+        let mut connection = connect(socket)?;
         connection.set_read_timeout(Some(PATIENCE))?;
         let id = crate::stream::random()?;
         let mut hello = [0; HELLO_BYTES];
@@ -87,6 +89,16 @@ impl Lent {
         let events = crate::lend::poll(self.connection.as_fd(), rustix::event::PollFlags::IN, Duration::ZERO);
         events.is_ok_and(|events| events.is_empty())
     }
+}
+
+/// As `UnixStream::connect`, which waits for as long as the node accepts nobody, its backlog full. What is sent has the same
+/// patience.
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let node = SocketAddrUnix::new(socket)?;
+    let connection = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&connection, Timeout::Send, Some(PATIENCE))?;
+    rustix::io::retry_on_intr(|| rustix::net::connect(&connection, &node))?;
+    Ok(connection.into())
 }
 
 /// Memory that a client lends, not mapped yet.
@@ -175,6 +187,17 @@ mod tests {
         assert_eq!(&read, b"hi");
         drop(stream);
         assert!(!lent.is_taken());
+    }
+
+    /// A node that is frozen for long accepts nobody; the kernel keeps some waiting, and whoever comes next once waited for
+    /// ever.
+    #[test]
+    fn a_node_that_accepts_nobody_is_not_waited_for() {
+        let (_folder, path, listener) = socket();
+        rustix::net::listen(&listener, 0).expect("set");
+        let _waiting = UnixStream::connect(&path).expect("room for one");
+        let memory = Memory::shared(4096, PeerMapping::ReadOnly).expect("memory");
+        assert_eq!(Lent::new(&path, &memory).expect_err("no room").kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]
