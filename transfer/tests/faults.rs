@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use support::{Pair, Target, WAYS, by, settings, soon, start};
 use tidepool_transfer::{
-    AccessRights, BatchOptions, Direction, Engine, Failure, Memory, PeerId, RemoteSlice, Request, SegmentId, Settings,
-    Slice, TransferError, TransportKind,
+    AccessRights, BatchOptions, Direction, Engine, Failure, Memory, PeerId, RegionTicket, RemoteSlice, Request,
+    SegmentId, Settings, Slice, TransferError, TransportKind,
 };
 
 mod support;
@@ -269,7 +269,7 @@ fn connections_beyond_the_bound_are_refused_and_the_others_go_on() {
 #[test]
 fn a_slow_reader_holds_up_neither_others_nor_the_withdrawal_of_what_it_reads() {
     let pair = Pair::new(64 << 20);
-    let slow = slow_reader(&pair);
+    let slow = slow_peer(&pair.there, pair.ticket, Direction::Read);
     // Others are served meanwhile.
     for _ in 0..10 {
         let read = pair.request(Direction::Read, 0, 0, 1 << 20);
@@ -281,8 +281,26 @@ fn a_slow_reader_holds_up_neither_others_nor_the_withdrawal_of_what_it_reads() {
     drop(slow);
 }
 
-/// A connection that greeted, asked for 64 MiB and takes none of it: frames written by hand, as the format says.
-fn slow_reader(pair: &Pair) -> TcpStream {
+/// A peer that was slow once had a file's turn while its socket was waited for: the file seemed to hang.
+#[test]
+fn slow_peers_keep_nobody_from_a_file() {
+    let pair = Pair::new(1 << 20);
+    let file = tempfile::tempfile().expect("file");
+    file.set_len(64 << 20).expect("as long");
+    let ticket = pair.there.register_file(file, AccessRights::READ_WRITE, None).expect("registered");
+    let segment = pair.here.open_ticket(pair.peer, ticket, soon()).expect("opened");
+    for direction in [Direction::Read, Direction::Write] {
+        let _slow = slow_peer(&pair.there, ticket, direction);
+        let remote = RemoteSlice { segment, offset: 0 };
+        let request = Request { remote, ..pair.request(direction, 0, 0, 1 << 20) };
+        let outcome = pair.here.transfer(&[request], by(TransportKind::Tcp)).expect("submitted");
+        assert_eq!(outcome.results, [Ok(())], "{direction:?}");
+    }
+}
+
+/// A connection that greeted, and takes none of 64 MiB that it asked for, or sends half of those that it announced: frames
+/// written by hand, as the format says.
+fn slow_peer(there: &Engine, ticket: RegionTicket, direction: Direction) -> TcpStream {
     let frame = |kind: u8, count: u16, length: u64, body: &[u8]| {
         let mut frame = b"TPTE\x01".to_vec();
         frame.push(kind);
@@ -296,18 +314,26 @@ fn slow_reader(pair: &Pair) -> TcpStream {
     };
     let mut greeting = [0; 96];
     greeting[48..51].copy_from_slice(&[1, 1, 1]);
-    let mut stream = TcpStream::connect(support::address(&pair.there)).expect("connected");
+    let mut stream = TcpStream::connect(support::address(there)).expect("connected");
     stream.write_all(&frame(1, 0, 96, &greeting)).expect("greeted");
     let mut welcome = [0; 128];
     stream.read_exact(&mut welcome).expect("welcomed");
     assert_eq!(&welcome[..6], b"TPTE\x01\x02");
-    let mut item = pair.ticket.region.0.to_le_bytes().to_vec();
-    item.extend(pair.ticket.key.0.to_le_bytes());
+    let mut item = ticket.region.0.to_le_bytes().to_vec();
+    item.extend(ticket.key.0.to_le_bytes());
     item.extend(0_u64.to_le_bytes());
     item.extend((64_u64 << 20).to_le_bytes());
-    stream.write_all(&frame(4, 1, 64 << 20, &item)).expect("asked");
-    // The first bytes of the answer: from here on it is being served.
-    stream.read_exact(&mut [0; 64]).expect("served");
+    // From the answer's first bytes on, or since so many were taken, it is being served.
+    match direction {
+        Direction::Read => {
+            stream.write_all(&frame(4, 1, 64 << 20, &item)).expect("asked");
+            stream.read_exact(&mut [0; 64]).expect("served");
+        }
+        Direction::Write => {
+            stream.write_all(&frame(6, 1, 64 << 20, &item)).expect("asked");
+            stream.write_all(&vec![0; 32 << 20]).expect("taken");
+        }
+    }
     stream
 }
 

@@ -8,8 +8,9 @@
 //! zeros that nobody wrote. Each process that uses the file looks for that before each request; whoever truncates a file
 //! and lets it grow between two looks has changed its content, as anyone may who can write it.
 //!
-//! Frames of peers that are served from a file are bounded: a disk that hangs keeps the threads, connections and memory of
-//! so many, and the others are refused. A file that works makes them wait a little instead.
+//! Frames of peers for which a file is read are bounded, and those for which it is written: a disk that hangs keeps the
+//! threads, connections and memory of so many, and the others are refused. A file that works makes them wait a little
+//! instead.
 
 mod link;
 
@@ -31,7 +32,8 @@ use crate::slice::{AccessRights, Direction};
 
 /// Operations on one file at once: more don't make a device faster.
 const DEPTH: u32 = 64;
-/// Bytes that frames of peers read and write at once: an eighth of what there is for all files (`serve::staging`).
+/// Bytes that frames of peers read at once, and as many that they write: an eighth each of what there is for all files
+/// (`serve::staging`).
 const SERVED_BYTES_MAX: u64 = 32 << 20;
 /// A frame counts as at least so many, which bounds the frames too.
 const FRAME_BYTES_MIN: u64 = 1 << 20;
@@ -46,20 +48,23 @@ pub(crate) struct SegmentFile {
     is_writable: bool,
     engine: Mutex<Option<Arc<dyn IoEngine>>>,
     is_truncated: AtomicBool,
-    serving: Mutex<Serving>,
+    serving: Mutex<[Serving; 2]>,
     served: Condvar,
 }
 
-/// Frames of peers under way.
+/// Frames of peers at the disk in one direction. Those that read wait here without memory, those that write with it: they
+/// never wait for each other, or there would be neither turns nor memory.
+#[derive(Clone, Copy)]
 struct Serving {
     bytes: u64,
     /// When one ended last, or began when there was none.
     moved: Instant,
 }
 
-/// A frame that is served from a file, until it is dropped.
+/// A frame's turn at a file, until it is dropped.
 pub(crate) struct ServedFrame {
     file: Arc<SegmentFile>,
+    direction: Direction,
     bytes: u64,
 }
 
@@ -118,30 +123,38 @@ impl SegmentFile {
             is_writable,
             engine: Mutex::new(engine),
             is_truncated: AtomicBool::new(false),
-            serving: Mutex::new(Serving { bytes: 0, moved: Instant::now() }),
+            serving: Mutex::new([Serving { bytes: 0, moved: Instant::now() }; 2]),
             served: Condvar::new(),
         }
     }
 
-    /// Begins to serve a frame of `bytes` bytes. Where others have all the room it waits until `latest` for some, unless the
+    /// The turn of a frame of `bytes` bytes. Where others have all the room it waits until `latest` for some, unless the
     /// file hangs. A frame that is alone has room whatever it needs.
     ///
     /// # Errors
     /// `Overloaded`.
-    pub(crate) fn serve(self: &Arc<Self>, bytes: u64, latest: Instant) -> Result<ServedFrame, Failure> {
+    pub(crate) fn serve(
+        self: &Arc<Self>,
+        direction: Direction,
+        bytes: u64,
+        latest: Instant,
+    ) -> Result<ServedFrame, Failure> {
         let bytes = bytes.max(FRAME_BYTES_MIN);
-        let mut serving = self.serving.lock();
-        while serving.bytes > 0 && serving.bytes + bytes > SERVED_BYTES_MAX {
-            let until = latest.min(serving.moved + HANGS_AFTER);
-            if self.served.wait_until(&mut serving, until).timed_out() {
-                return Err(Failure::Overloaded);
+        let mut all = self.serving.lock();
+        loop {
+            let serving = &mut all[direction as usize];
+            if serving.bytes == 0 {
+                serving.moved = Instant::now();
+            } else if serving.bytes + bytes > SERVED_BYTES_MAX {
+                let until = latest.min(serving.moved + HANGS_AFTER);
+                if self.served.wait_until(&mut all, until).timed_out() {
+                    return Err(Failure::Overloaded);
+                }
+                continue;
             }
+            serving.bytes += bytes;
+            return Ok(ServedFrame { file: Arc::clone(self), direction, bytes });
         }
-        if serving.bytes == 0 {
-            serving.moved = Instant::now();
-        }
-        serving.bytes += bytes;
-        Ok(ServedFrame { file: Arc::clone(self), bytes })
     }
 
     /// Bytes of the region.
@@ -228,10 +241,11 @@ impl SegmentFile {
 
 impl Drop for ServedFrame {
     fn drop(&mut self) {
-        let mut serving = self.file.serving.lock();
+        let mut all = self.file.serving.lock();
+        let serving = &mut all[self.direction as usize];
         serving.bytes -= self.bytes;
         serving.moved = Instant::now();
-        drop(serving);
+        drop(all);
         self.file.served.notify_all();
     }
 }

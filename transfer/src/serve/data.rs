@@ -6,7 +6,8 @@
 //!
 //! Bytes of files go through staged memory: read before the answer begins, because its header says what failed; written
 //! after all have arrived. The thread waits for the disk, so each file has so many frames at once
-//! ([`SegmentFile::serve`](crate::file::SegmentFile::serve)); slices of others are refused.
+//! ([`SegmentFile::serve`](crate::file::SegmentFile::serve)); slices of others are refused. Such a turn ends with the disk's
+//! work: none is held while a peer's socket is waited for.
 //!
 //! A FENCE names another connection of the same engine: it is ended before anything that follows is served, so that
 //! bytes that it still holds can't arrive after bytes that replace them.
@@ -37,12 +38,6 @@ struct Item {
     admitted: Result<usize, Failure>,
     /// Of a slice of a file: where in the frame's staged memory its bytes are.
     staged_at: Option<u64>,
-}
-
-/// What slices of files need until their frame has been answered.
-struct OfFiles<'a> {
-    staged: Staged<'a>,
-    _turns: Vec<ServedFrame>,
 }
 
 /// One connection's state, reused from frame to frame.
@@ -124,24 +119,29 @@ impl Served {
     }
 
     fn read(&mut self, context: &Context, connection: &Connection, header: &Header) -> Result<(), Failure> {
-        let of_files = self.stage(context);
-        if let Some(of_files) = &of_files {
-            self.move_files(Direction::Read, &of_files.staged.memory);
+        let latest = Instant::now() + ROOM_TIMEOUT;
+        // Before memory: a file that hangs takes none of it from others.
+        let turns = self.take_turns(context, Direction::Read, latest);
+        let staged = self.stage(context, latest);
+        if let Some(staged) = &staged {
+            self.move_files(Direction::Read, &staged.memory);
         }
+        drop(turns);
         let length = self.admitted_bytes();
         self.begin_answer(header, Kind::Data, length);
-        self.lend_admitted(Direction::Read, of_files.as_ref())?;
+        self.lend_admitted(Direction::Read, staged.as_ref())?;
         context.served.read_bytes.fetch_add(length, Ordering::Relaxed);
         send(&mut self.answer, connection)
     }
 
     fn write(&mut self, context: &Context, connection: &Connection, header: &Header) -> Result<(), Failure> {
-        let of_files = self.stage(context);
+        let staged = self.stage(context, Instant::now() + ROOM_TIMEOUT);
         self.receipt.begin_receipt(0);
-        self.lend_admitted(Direction::Write, of_files.as_ref())?;
+        self.lend_admitted(Direction::Write, staged.as_ref())?;
         receive(&mut self.receipt, connection, false)?;
-        if let Some(of_files) = &of_files {
-            self.move_files(Direction::Write, &of_files.staged.memory);
+        if let Some(staged) = &staged {
+            let _turns = self.take_turns(context, Direction::Write, Instant::now() + ROOM_TIMEOUT);
+            self.move_files(Direction::Write, &staged.memory);
         }
         context.served.written_bytes.fetch_add(self.admitted_bytes(), Ordering::Relaxed);
         self.begin_answer(header, Kind::Written, 0);
@@ -152,39 +152,40 @@ impl Served {
         self.items.iter().filter(|item| item.admitted.is_ok()).map(|item| item.access.length).sum()
     }
 
-    /// Gives slices of files their turn and a place in staged memory; `None` if there are none, or no room for them, which
-    /// is their end.
-    fn stage<'a>(&mut self, context: &'a Context) -> Option<OfFiles<'a>> {
-        let latest = Instant::now() + ROOM_TIMEOUT;
-        let (mut length, mut turns) = (0, Vec::new());
+    /// Turns of slices of files, until they are dropped; those that get none are refused.
+    fn take_turns(&mut self, context: &Context, direction: Direction, latest: Instant) -> Vec<ServedFrame> {
+        let mut turns = Vec::new();
         for (place, used) in self.uses.iter().enumerate() {
             let Some(file) = used.region().file() else { continue };
             let of_file = |item: &&mut Item| item.admitted == Ok(place);
             let bytes = self.items.iter_mut().filter(of_file).map(|item| item.access.length).sum();
-            let turn = file.serve(bytes, latest);
-            for item in self.items.iter_mut().filter(of_file) {
-                match &turn {
-                    Ok(_) => item.staged_at = Some(length),
-                    Err(failure) => {
-                        item.admitted = Err(*failure);
+            match file.serve(direction, bytes, latest) {
+                Ok(turn) => turns.push(turn),
+                Err(failure) => {
+                    for item in self.items.iter_mut().filter(of_file) {
+                        item.admitted = Err(failure);
                         context.served.refused_requests.fetch_add(1, Ordering::Relaxed);
                     }
                 }
-                length += if turn.is_ok() { item.access.length } else { 0 };
-            }
-            turns.extend(turn);
-        }
-        if turns.is_empty() {
-            return None;
-        }
-        match context.staging.take(length, latest) {
-            Ok(staged) => Some(OfFiles { staged, _turns: turns }),
-            Err(failure) => {
-                let of_files = self.items.iter_mut().filter(|item| item.staged_at.is_some());
-                of_files.for_each(|item| item.admitted = Err(failure));
-                None
             }
         }
+        turns
+    }
+
+    /// Gives slices of files a place in staged memory; `None` if there are none, or no room for them, which is their end.
+    fn stage<'a>(&mut self, context: &'a Context, latest: Instant) -> Option<Staged<'a>> {
+        let mut length = 0;
+        for item in &mut self.items {
+            if item.admitted.is_ok_and(|place| self.uses[place].region().file().is_some()) {
+                item.staged_at = Some(length);
+                length += item.access.length;
+            }
+        }
+        let of_files = self.items.iter_mut().filter(|item| item.staged_at.is_some());
+        let mut of_files = of_files.peekable();
+        of_files.peek()?;
+        let staged = context.staging.take(length, latest);
+        staged.map_err(|failure| of_files.for_each(|item| item.admitted = Err(failure))).ok()
     }
 
     /// Moves slices of files from or to their staged places, and waits for all of them.
@@ -217,13 +218,13 @@ impl Served {
     }
 
     /// Lends the memory of admitted items; bytes for refused ones go to the sink.
-    fn lend_admitted(&mut self, direction: Direction, of_files: Option<&OfFiles<'_>>) -> Result<(), Failure> {
+    fn lend_admitted(&mut self, direction: Direction, staged: Option<&Staged<'_>>) -> Result<(), Failure> {
         for Item { access, admitted, staged_at } in &self.items {
             let lending = if direction == Direction::Read { &mut self.answer } else { &mut self.receipt };
             match admitted {
                 Ok(place) => {
                     let in_memory = || Some((self.uses[*place].region().memory()?, access.offset));
-                    let in_staging = |at| Some((&of_files?.staged.memory, at));
+                    let in_staging = |at| Some((&staged?.memory, at));
                     let (memory, offset) = staged_at.map_or_else(in_memory, in_staging).ok_or(Failure::System)?;
                     lending.lend(memory, offset, access.length).map_err(|_| Failure::OutOfRange)?;
                 }
