@@ -28,6 +28,8 @@ use crate::memory::{Memory, PeerMapping};
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 /// How often a lock is tried that somebody else holds for a moment.
 const TRIES: u32 = 10_000;
+/// The same where another way is near, for each slice of bytes.
+const FEW_TRIES: u32 = 100;
 
 /// By the address of the first byte.
 static ALL: RwLock<BTreeMap<usize, Weak<Inner>>> = RwLock::new(BTreeMap::new());
@@ -51,10 +53,8 @@ struct Inner {
 pub struct Borrower(u64);
 
 enum State {
-    /// A thread is at it.
-    Lending,
     Lent(Arc<Lent>),
-    /// The node took it not, and is not asked again before this.
+    /// The node is being asked, or took it not, and is not asked again before this.
     Refused(Instant),
 }
 
@@ -116,7 +116,8 @@ impl Lendable {
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         // The lock is free again before anything is dropped, which may want it.
-        let found = ALL.try_read().ok()?.range(..=bytes.as_ptr().addr()).next_back()?.1.clone();
+        let all = || ALL.try_read();
+        let found = some_tries(FEW_TRIES, all)?.range(..=bytes.as_ptr().addr()).next_back()?.1.clone();
         let found = Self(found.upgrade()?);
         found.offset_of(bytes).is_some().then_some(found)
     }
@@ -135,24 +136,24 @@ impl Lendable {
     pub fn lend(&self, borrower: Borrower, socket: &Path) -> Option<Arc<Lent>> {
         {
             let mut lent = tried(|| self.0.lent.try_lock())?;
+            // Until it has answered, which takes less time; whatever happens meanwhile, it is asked again then.
+            let refused = State::Refused(Instant::now() + AGAIN_AFTER);
             match lent.iter_mut().find(|(to, _)| *to == borrower) {
                 Some((_, State::Lent(lent))) => return Some(Arc::clone(lent)),
-                Some((_, State::Lending)) => return None,
                 Some((_, State::Refused(until))) if *until > Instant::now() => return None,
-                Some((_, state)) => *state = State::Lending,
-                None => lent.push((borrower, State::Lending)),
+                Some((_, state)) => *state = refused,
+                None => lent.push((borrower, refused)),
             }
         }
         let taken = Lent::new(socket, &self.0.memory).map(Arc::new).inspect_err(|error| {
             tracing::info!(%error, socket = %socket.display(), bytes = self.0.range.len(), "memory is not lent");
         });
+        let taken = taken.ok()?;
         let mut lent = tried(|| self.0.lent.try_lock())?;
         // Gone if the borrower has ended meanwhile: what was lent goes with it.
         let (_, state) = lent.iter_mut().find(|(to, _)| *to == borrower)?;
-        *state = taken
-            .as_ref()
-            .map_or_else(|_| State::Refused(Instant::now() + AGAIN_AFTER), |lent| State::Lent(lent.clone()));
-        taken.ok()
+        *state = State::Lent(Arc::clone(&taken));
+        Some(taken)
     }
 
     /// The node no longer has `gone`: the next time it is lent anew.
@@ -195,7 +196,11 @@ impl Drop for Inner {
 
 /// A guard that somebody else holds for a moment at most, or never gives back (see the module).
 fn tried<G>(attempt: impl Fn() -> Result<G, TryLockError<G>>) -> Option<G> {
-    (0..TRIES).find_map(|_| match attempt() {
+    some_tries(TRIES, attempt)
+}
+
+fn some_tries<G>(tries: u32, attempt: impl Fn() -> Result<G, TryLockError<G>>) -> Option<G> {
+    (0..tries).find_map(|_| match attempt() {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => {
@@ -300,6 +305,34 @@ mod tests {
         // As after that while.
         memory.0.lent.lock().expect("not poisoned")[0].1 = State::Refused(Instant::now());
         listener.set_nonblocking(false).expect("set");
+        assert!(lend(&memory, borrower, (&path, &listener), TAKEN).0.is_some());
+    }
+
+    /// It was left alone for ever once, as if another thread were still asking it.
+    #[test]
+    fn a_node_whose_answer_could_not_be_kept_is_asked_again() {
+        let (_folder, path, listener) = node();
+        let memory = LendableMemory::allocate(4096).expect("memory");
+        let (memory, borrower) = (Lendable::of(&memory).expect("in it"), Borrower::new());
+        std::thread::scope(|scope| {
+            let (ended, has_ended) = std::sync::mpsc::channel();
+            let (memory, listener) = (&memory, &listener);
+            scope.spawn(move || {
+                let mut stream = listener.accept().expect("a client").0;
+                take_offer(&stream).expect("lent");
+                let _held = memory.0.lent.lock().expect("not poisoned");
+                stream.write_all(&TAKEN).expect("answered");
+                has_ended.recv().expect("it ends");
+            });
+            assert!(memory.lend(borrower, &path).is_none());
+            ended.send(()).expect("waits");
+        });
+        // As after a while.
+        for (_, state) in memory.0.lent.lock().expect("not poisoned").iter_mut() {
+            if let State::Refused(until) = state {
+                *until = Instant::now();
+            }
+        }
         assert!(lend(&memory, borrower, (&path, &listener), TAKEN).0.is_some());
     }
 
