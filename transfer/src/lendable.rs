@@ -211,10 +211,15 @@ fn some_tries<G>(tries: u32, attempt: impl Fn() -> Result<G, TryLockError<G>>) -
 }
 
 #[cfg(test)]
+#[path = "../tests/support/process.rs"]
+mod process;
+
+#[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::{UnixListener, UnixStream};
 
+    use super::process::in_own_process;
     use super::*;
     use crate::handover::{REFUSED, TAKEN, take_offer};
 
@@ -339,16 +344,18 @@ mod tests {
     /// As in a child that was forked while a thread of its parent was there.
     #[test]
     fn locks_that_are_never_free_again_stop_nobody() {
-        let memory = LendableMemory::allocate(4096).expect("memory");
-        let found = Lendable::of(&memory).expect("in it");
-        let held = found.0.lent.lock().expect("not poisoned");
-        assert!(found.lend(Borrower::new(), Path::new("/nowhere")).is_none());
-        drop(held);
-        let held = ALL.write().expect("not poisoned");
-        assert!(Lendable::of(&memory).is_none());
-        assert_eq!(LendableMemory::allocate(4096).expect_err("held").kind(), io::ErrorKind::WouldBlock);
-        Borrower::new().end();
-        drop((found, memory));
-        drop(held);
+        in_own_process("lendable::tests::locks_that_are_never_free_again_stop_nobody", || {
+            let memory = LendableMemory::allocate(4096).expect("memory");
+            let found = Lendable::of(&memory).expect("in it");
+            let held = found.0.lent.lock().expect("not poisoned");
+            assert!(found.lend(Borrower::new(), Path::new("/nowhere")).is_none());
+            drop(held);
+            let held = ALL.write().expect("not poisoned");
+            assert!(Lendable::of(&memory).is_none());
+            assert_eq!(LendableMemory::allocate(4096).expect_err("held").kind(), io::ErrorKind::WouldBlock);
+            Borrower::new().end();
+            drop((found, memory));
+            drop(held);
+        });
     }
 }

@@ -2,9 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
+use support::process::in_own_process;
 use support::{Pair, Target, WAYS, by, settings, soon, start};
 use tidepool_transfer::{
     AccessRights, BatchOptions, Direction, Engine, Failure, Memory, PeerId, RegionTicket, RemoteSlice, Request,
@@ -359,36 +359,27 @@ fn closing_an_engine_ends_its_batches_and_calls() {
 
 #[test]
 fn descriptors_run_out_and_come_back() {
-    // In a process of its own: the limit is the process's.
-    if std::env::var_os("TIDEPOOL_FEW_DESCRIPTORS").is_none() {
-        let name = "descriptors_run_out_and_come_back";
-        let status = Command::new(std::env::current_exe().expect("this test"))
-            .args([name, "--exact", "--nocapture"])
-            .env("TIDEPOOL_FEW_DESCRIPTORS", "1")
-            .status()
-            .expect("ran");
-        assert!(status.success());
-        return;
-    }
-    let target = Target::start("127.0.0.1:0");
-    let asking = Asking::new(&target.address, Duration::from_secs(5));
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let few = rustix::process::Rlimit { current: Some(64), maximum: limit.maximum };
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).expect("set");
-    let mut held = Vec::new();
-    while let Ok(file) = std::fs::File::open("/dev/null") {
-        held.push(file);
-    }
-    let result = asking.result(asking.small(), TransportKind::Tcp);
-    assert!(matches!(result, Err(Failure::Overloaded)), "{result:?}");
-    // What is connected or mapped goes on.
-    asking.result(asking.small(), TransportKind::SharedMemory).expect("read");
-    asking.engine.probe(asking.peer, soon()).expect("alive");
-    drop(held);
-    let until = soon();
-    while let Err(failure) = asking.result(asking.small(), TransportKind::Tcp) {
-        assert!(Instant::now() < until, "{failure}");
-    }
+    in_own_process("descriptors_run_out_and_come_back", || {
+        let target = Target::start("127.0.0.1:0");
+        let asking = Asking::new(&target.address, Duration::from_secs(5));
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let few = rustix::process::Rlimit { current: Some(64), maximum: limit.maximum };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).expect("set");
+        let mut held = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            held.push(file);
+        }
+        let result = asking.result(asking.small(), TransportKind::Tcp);
+        assert!(matches!(result, Err(Failure::Overloaded)), "{result:?}");
+        // What is connected or mapped goes on.
+        asking.result(asking.small(), TransportKind::SharedMemory).expect("read");
+        asking.engine.probe(asking.peer, soon()).expect("alive");
+        drop(held);
+        let until = soon();
+        while let Err(failure) = asking.result(asking.small(), TransportKind::Tcp) {
+            assert!(Instant::now() < until, "{failure}");
+        }
+    });
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use support::process::in_own_process;
 use support::{Target, address, by, bytes, pattern, settings, soon, start};
 use tidepool_io::Operation;
 use tidepool_io::faulty::{Fault, FaultyDisk};
@@ -403,43 +404,34 @@ fn a_file_whose_descriptor_can_t_be_used_is_read_over_tcp() {
 /// The descriptor is here, but nothing can be started to use it: the peer can.
 #[test]
 fn a_file_that_gets_no_io_engine_here_is_read_over_tcp() {
-    // In a process of its own: the limit is the process's.
-    if std::env::var_os("TIDEPOOL_FEW_DESCRIPTORS").is_none() {
-        let name = "a_file_that_gets_no_io_engine_here_is_read_over_tcp";
-        let status = std::process::Command::new(std::env::current_exe().expect("this test"))
-            .args([name, "--exact", "--nocapture"])
-            .env("TIDEPOOL_FEW_DESCRIPTORS", "1")
-            .status()
-            .expect("ran");
-        assert!(status.success());
-        return;
-    }
-    let folder = tempfile::tempdir().expect("folder");
-    let asking = Asking::new(MIB);
-    let disk = file(folder.path(), MIB);
-    disk.write_all_at(&pattern(MIB as usize, 9), 0).expect("written");
-    let (_, segment) = asking.open(disk, AccessRights::READ);
-    let read = asking.request(Direction::Read, 0, segment, 0, MIB);
-    // Connected, and the peer uses the file.
-    assert_eq!(asking.results(&[read], TransportKind::Tcp), [Ok(())]);
-    asking.local.write_at(0, &vec![0; MIB as usize]).expect("inside");
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let few = rustix::process::Rlimit { current: Some(128), maximum: limit.maximum };
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).expect("set");
-    let mut held = Vec::new();
-    while let Ok(file) = File::open("/dev/null") {
-        held.push(file);
-    }
-    let outcome = asking.here.transfer(&[read], BatchOptions::default()).expect("submitted");
-    assert_eq!(outcome.results, [Ok(())]);
-    assert!(bytes(&asking.local) == pattern(MIB as usize, 9));
-    drop(held);
-    let until = soon();
-    while asking.here.transfer(&[read], by(TransportKind::File)).map(|outcome| outcome.results).ok()
-        != Some(vec![Ok(())])
-    {
-        assert!(Instant::now() < until, "the way by the descriptor stays closed");
-    }
+    in_own_process("a_file_that_gets_no_io_engine_here_is_read_over_tcp", || {
+        let folder = tempfile::tempdir().expect("folder");
+        let asking = Asking::new(MIB);
+        let disk = file(folder.path(), MIB);
+        disk.write_all_at(&pattern(MIB as usize, 9), 0).expect("written");
+        let (_, segment) = asking.open(disk, AccessRights::READ);
+        let read = asking.request(Direction::Read, 0, segment, 0, MIB);
+        // Connected, and the peer uses the file.
+        assert_eq!(asking.results(&[read], TransportKind::Tcp), [Ok(())]);
+        asking.local.write_at(0, &vec![0; MIB as usize]).expect("inside");
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let few = rustix::process::Rlimit { current: Some(128), maximum: limit.maximum };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).expect("set");
+        let mut held = Vec::new();
+        while let Ok(file) = File::open("/dev/null") {
+            held.push(file);
+        }
+        let outcome = asking.here.transfer(&[read], BatchOptions::default()).expect("submitted");
+        assert_eq!(outcome.results, [Ok(())]);
+        assert!(bytes(&asking.local) == pattern(MIB as usize, 9));
+        drop(held);
+        let until = soon();
+        while asking.here.transfer(&[read], by(TransportKind::File)).map(|outcome| outcome.results).ok()
+            != Some(vec![Ok(())])
+        {
+            assert!(Instant::now() < until, "the way by the descriptor stays closed");
+        }
+    });
 }
 
 #[test]

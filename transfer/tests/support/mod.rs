@@ -3,6 +3,7 @@
 
 pub(crate) mod authority;
 pub(crate) mod network;
+pub(crate) mod process;
 pub(crate) mod proxy;
 
 use std::future::Future;
