@@ -11,6 +11,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -33,11 +34,12 @@ pub const REFUSED: [u8; 8] = *b"TIDEFULL";
 /// A node answers at once, or is not well.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Memory that a node may read until this is dropped.
+/// Memory that a node may read until this is dropped, by the process that lent it.
 #[derive(Debug)]
 pub struct Lent {
     connection: UnixStream,
     id: u128,
+    process: u32,
 }
 
 impl Lent {
@@ -70,7 +72,7 @@ impl Lent {
         let mut answer = [0; TAKEN.len()];
         connection.read_exact(&mut answer)?;
         match answer {
-            TAKEN => Ok(Self { connection, id }),
+            TAKEN => Ok(Self { connection, id, process: std::process::id() }),
             REFUSED => Err(io::ErrorKind::QuotaExceeded.into()),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
@@ -88,6 +90,16 @@ impl Lent {
         // Nothing is ever sent on it after the answer: whatever is there to read is its end.
         let events = crate::lend::poll(self.connection.as_fd(), rustix::event::PollFlags::IN, Duration::ZERO);
         events.is_ok_and(|events| events.is_empty())
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // A child of this process has the connection, too, and would keep it until its end.
+        if self.process == std::process::id() {
+            // Fails only if the node ended it first.
+            let _ = self.connection.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -187,6 +199,30 @@ mod tests {
         assert_eq!(&read, b"hi");
         drop(stream);
         assert!(!lent.is_taken());
+    }
+
+    #[test]
+    fn memory_is_taken_back_though_a_child_has_the_connection() {
+        let (_folder, path, listener) = socket();
+        let memory = Memory::shared(4096, PeerMapping::ReadOnly).expect("memory");
+        std::thread::scope(|scope| {
+            let node = scope.spawn(|| {
+                let mut stream = listener.accept().expect("a client").0;
+                take_offer(&stream).expect("lent");
+                stream.write_all(&TAKEN).expect("answered");
+                stream
+            });
+            let lent = Lent::new(&path, &memory).expect("taken");
+            let mut node = node.join().expect("no panic");
+            node.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+            let forked = || lent.connection.try_clone().expect("its descriptor");
+            // Made by another process than drops it.
+            drop(Lent { connection: forked(), id: lent.id, process: 0 });
+            assert!(lent.is_taken());
+            let _of_child = forked();
+            drop(lent);
+            assert_eq!(node.read(&mut [0]).expect("ended"), 0);
+        });
     }
 
     /// A node that is frozen for long accepts nobody; the kernel keeps some waiting, and whoever comes next once waited for
