@@ -100,6 +100,22 @@ def test_a_time_that_can_not_be_meant_ends_nothing(embedded, key, never):
     assert not embedded.closed and embedded.put(key, b"v")
 
 
+def test_who_comes_second_to_close_it_is_not_told_of_an_error(node):
+    embedded = tidepool.Store.embedded(node.grpc, **SMALL)
+    # As another thread does that has not come to close the connection yet.
+    embedded._instance.leave(False, 0.0, None)
+    assert not embedded.closed
+    embedded.close()
+
+    async def use():
+        embedded = await tidepool.AsyncStore.embedded(node.grpc, **SMALL)
+        await embedded._instance.leave(True, 0.0, None)
+        await embedded.aclose()
+        embedded.close()
+
+    asyncio.run(use())
+
+
 def test_its_end_waits_for_calls_that_are_under_way(node, tmp_path):
     async def use():
         store = await tidepool.AsyncStore.embedded(node.grpc, nvme="64MiB", nvme_path=tmp_path, **SMALL)

@@ -8,7 +8,7 @@ from typing import Any, Mapping, Optional, Set, Union
 from . import _arguments, _native
 from ._native import Connection
 from .aio import AsyncStore
-from .errors import InvalidError, TidepoolError, UnimplementedError
+from .errors import ConflictError, InvalidError, TidepoolError, UnimplementedError
 from .store import Store
 
 # An instance ends when it is told to, or with the program, and not when a variable goes: others use what it holds.
@@ -37,6 +37,15 @@ class _Lender:
         finally:
             if self._native.closed:
                 _OPEN.discard(self)
+
+    def _close(self, awaits: bool) -> Any:
+        """Ends the instance; None if it has ended, or another thread is at it."""
+        try:
+            return None if self._native.closed else self._end(awaits, self.temporary)
+        except ConflictError as error:
+            if error.reason != "CLOSED":
+                raise
+            return None
 
     @property
     def node(self) -> str:
@@ -155,10 +164,10 @@ class EmbeddedStore(_Lender, Store):
     def close(self) -> None:
         """Ends the instance. A temporary one hands over and leaves; one with a data folder may come back.
 
-        May be called twice. Its objects that nobody else has can't be read meanwhile.
+        May be called twice, and by several threads: one ends it, the others don't wait for that. Its objects that nobody
+        else has can't be read meanwhile.
         """
-        if not self._native.closed:
-            self._end(False, self.temporary)
+        self._close(False)
 
 
 class AsyncEmbeddedStore(_Lender, AsyncStore):
@@ -221,13 +230,13 @@ class AsyncEmbeddedStore(_Lender, AsyncStore):
 
     async def aclose(self) -> None:
         """Ends the instance: see :meth:`EmbeddedStore.close`."""
-        if not self._native.closed:
-            await self._end(True, self.temporary)
+        ending = self._close(True)
+        if ending is not None:
+            await ending
 
     def close(self) -> None:
         """As :meth:`aclose`, and blocks until it is done."""
-        if not self._native.closed:
-            self._end(False, self.temporary)
+        self._close(False)
 
     async def __aexit__(self, *_exception: object) -> None:
         await self.aclose()
