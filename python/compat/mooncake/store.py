@@ -91,6 +91,7 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
         self._opened: Optional[tidepool.Store] = None
         self._connection = None
         self._segments: Dict[str, tidepool.EmbeddedStore] = {}
+        self._finalizers: Dict[str, weakref.finalize] = {}
         self._lease = _lease_seconds()
         self._pool = Memory()
         Sessions.__init__(self)
@@ -131,7 +132,15 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
     def _end_with_this(self, opened: tidepool.Store) -> None:
         # Engines that never close their store only let go of it: what it lends goes with it.
         if isinstance(opened, tidepool.EmbeddedStore):
-            weakref.finalize(self, _end, opened).atexit = False
+            self._finalizers[opened.node] = finalizer = weakref.finalize(self, _end, opened)
+            finalizer.atexit = False
+
+    def _has_ended(self, opened: tidepool.Store) -> None:
+        # Its finalizer would keep it for as long as this lives.
+        if isinstance(opened, tidepool.EmbeddedStore) and opened.closed:
+            finalizer = self._finalizers.pop(opened.node, None)
+            if finalizer is not None:
+                finalizer.detach()
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Connects to the node that ``mooncake_client`` at ``server_address`` stands for, or to a node there."""
@@ -154,7 +163,10 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
         opened, self._opened, self._connection = self._opened, None, None
         self._forget_sessions()
         ended = [self._unmount(segment, None) for segment in list(self._segments)]
-        code = OK if opened is None else _end(opened)
+        code = OK
+        if opened is not None:
+            code = _end(opened)
+            self._has_ended(opened)
         self._pool.clear()
         return _codes.first_failure_of([code, *ended])
 
@@ -523,6 +535,7 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
                 return _codes.code(error)
             _setup.log.warning("segment %s: %s", segment, error)
         self._segments.pop(segment, None)
+        self._has_ended(lent)
         return OK
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:

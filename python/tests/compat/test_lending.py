@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 from mooncake.store import MooncakeDistributedStore
@@ -68,6 +69,16 @@ def test_a_segment_goes_with_a_store_that_is_not_closed(node, lending):
     del lender
     gc.collect()
     assert guests(node) == []
+
+
+def test_nothing_keeps_what_was_lent(node, lending):
+    lender = MooncakeDistributedStore()
+    assert lender.setup(settings(node)) == 0
+    (segment,) = lender.allocate_and_mount_segment(32 * MIB)["segment_ids"]
+    lent = [weakref.ref(lender._opened), weakref.ref(lender._segments[segment])]
+    assert lender.unmount_segment([segment]) == 0 and lender.close() == 0
+    gc.collect()
+    assert [each() for each in lent] == [None, None]
 
 
 def test_offload_lends_a_part_of_the_disk(node, lending, tmp_path, monkeypatch):
