@@ -169,8 +169,8 @@ pub(crate) fn release_dropped(_py: Python<'_>) {
     }
 }
 
-/// Copies of at least this many bytes are made without the interpreter's lock.
-const LARGE: usize = 256 << 10;
+/// As many bytes and more are copied, and freed, without the interpreter's lock.
+pub(crate) const LARGE: usize = 256 << 10;
 /// Values of at most this many bytes are copied to be sent: cheaper than keeping their object.
 const SMALL: usize = 4096;
 

@@ -16,9 +16,9 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 use tidepool_client::LendableMemory;
 
-use crate::buffer::{PyBuffer_FillInfo, RawBuffer};
+use crate::buffer::{LARGE, PyBuffer_FillInfo, RawBuffer};
 use crate::failure::Reason;
-use crate::interpreter::detach;
+use crate::interpreter::{detach, is_shutting_down};
 
 /// `Py_bf_getbuffer` of CPython's `typeslots.h`.
 const BF_GETBUFFER: c_int = 1;
@@ -41,6 +41,16 @@ impl Owned {
         match self {
             Self::Value(bytes) => bytes,
             Self::Memory(memory) => memory,
+        }
+    }
+}
+
+impl Drop for Value {
+    /// Called with the interpreter's lock; large memory is freed without it, because that takes the system a while.
+    fn drop(&mut self) {
+        if self.bytes.bytes().len() >= LARGE && !is_shutting_down() {
+            let bytes = std::mem::replace(&mut self.bytes, Owned::Value(BytesMut::new()));
+            Python::attach(|py| detach(py, || drop(bytes)));
         }
     }
 }
