@@ -4,7 +4,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 __version__: str
 
-_Options = Tuple[bool, int, str, bool, bool]
+# Durability NVMe, number of the data type, group, upsert, pin, replicas, min_replicas, prefer.
+_Options = Tuple[bool, int, str, bool, bool, int, int, List[str]]
 
 class View:
     """A value as it came, or memory of :func:`allocate`: has a writable buffer, and keeps its memory."""
