@@ -17,6 +17,7 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 
+use crate::buffer::{Lent, new_bytes, release_dropped, zeroed};
 use crate::failure::Reason;
 use crate::interpreter::detach;
 
@@ -94,8 +95,10 @@ fn by_kernel(span: Span, local: libc::iovec, copy: Copy) -> Result<(), Fault> {
         // SAFETY: `local` has `span.length` bytes, of which `done` are behind.
         let base = unsafe { local.iov_base.cast::<u8>().add(done) };
         let here = libc::iovec { iov_base: base.cast(), iov_len: left };
-        // SAFETY: the local range is ours: readable for a write, writable for a read. The other range is checked by the
-        // kernel page by page; no reference of ours lies in it, because nobody gives out the addresses of those.
+        // SAFETY: the local range is ours: readable for a write, writable for a read. The other one is checked by the kernel
+        // page by page. It may be memory of ours whose address was given out (a `View`, registered memory): who names it
+        // vouches that it is theirs to change, as with every address. What a call reads there then is unspecified bytes, as
+        // where Python changes a buffer that it lends (`Lent::bytes`).
         let moved = unsafe { copy(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) };
         match usize::try_from(moved) {
             Ok(moved) if moved > 0 => done += moved,
@@ -263,24 +266,20 @@ pub(crate) fn mapped_rights(span: Span) -> Option<bool> {
 #[pyfunction]
 pub(crate) fn read_memory(py: Python<'_>, address: usize, length: usize) -> PyResult<Py<PyAny>> {
     let span = Span::new(address, length)?;
-    let mut bytes = Vec::new();
     let copied = detach(py, || {
-        if !is_mapped(span) || bytes.try_reserve_exact(length).is_err() {
-            return Err(Fault(span));
-        }
-        bytes.resize(length, 0);
-        copy_in(span, &mut bytes)
+        let room = is_mapped(span).then(|| zeroed(length)).flatten();
+        let mut bytes = room.ok_or(Fault(span))?;
+        copy_in(span, &mut bytes).map(|()| bytes)
     });
-    copied.map_err(Fault::error)?;
-    Ok(crate::buffer::new_bytes(py, &bytes)?.into_any())
+    Ok(new_bytes(py, &copied.map_err(Fault::error)?)?.into_any())
 }
 
 /// Copies `value` to `address`, by the kernel.
 #[pyfunction]
 pub(crate) fn write_memory(py: Python<'_>, address: usize, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    let lent = crate::buffer::Lent::read(value)?;
+    let lent = Lent::read(value)?;
     let span = Span::new(address, lent.len())?;
     detach(py, || copy_out(lent.bytes(), span)).map_err(Fault::error)?;
-    crate::buffer::release_dropped(py);
+    release_dropped(py);
     Ok(())
 }

@@ -8,6 +8,7 @@
 //! given back by the next thread of Python that comes by ([`release_dropped`]).
 #![expect(unsafe_code, reason = "calls the interpreter and sees its memory; each block is argued")]
 
+use std::alloc::{Layout, alloc_zeroed};
 use std::mem::MaybeUninit;
 use std::os::raw::{c_char, c_int, c_void};
 
@@ -195,6 +196,18 @@ pub(crate) fn new_bytes(py: Python<'_>, value: &[u8]) -> PyResult<Py<PyBytes>> {
         }
     });
     Ok(made.unbind())
+}
+
+/// `length` zeros; of many, the system makes the pages when they are used. `None`: there is no memory.
+pub(crate) fn zeroed(length: usize) -> Option<Vec<u8>> {
+    if length == 0 {
+        return Some(Vec::new());
+    }
+    let layout = Layout::array::<u8>(length).ok()?;
+    // SAFETY: the layout has bytes.
+    let bytes = unsafe { alloc_zeroed(layout) };
+    // SAFETY: they were allocated just now as an array of `length` bytes is, all of them set; null is looked for first.
+    (!bytes.is_null()).then(|| unsafe { Vec::from_raw_parts(bytes, length, length) })
 }
 
 /// The bytes of `object`, ready to be sent: shared with the object if they can be.

@@ -511,7 +511,7 @@ fn gather(py: Python<'_>, parts: &[Bound<'_, PyAny>]) -> PyResult<Bytes> {
     }
     let lent = parts.iter().map(buffer::to_send).collect::<PyResult<Vec<_>>>()?;
     let whole = detach(py, || {
-        let mut whole = Gathered::with_room(lent.iter().map(Bytes::len).sum())?;
+        let mut whole = Gathered::with_room(lent.iter().map(Bytes::len))?;
         lent.iter().for_each(|part| whole.next(part.len()).copy_from_slice(part));
         drop(lent);
         Some(whole.into_bytes())

@@ -2,12 +2,16 @@
 //!
 //! What is large goes to lendable memory, from which a node on this host copies it, so that it is copied once here and once
 //! there. That memory is used again and again: new memory costs a page fault for each page, more than the copy. A child
-//! has its own: it would share its parent's.
+//! has its own: it would share its parent's. The pool's lock is held for moments and tried rather than waited for: in a child,
+//! one that another thread held at the fork is never free again, and all bytes go to memory of their own.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tidepool_client::LendableMemory;
 
+use crate::buffer::zeroed;
 use crate::runtime::Origin;
 
 /// Bytes of one memory: a whole message of values, or a lone larger one.
@@ -16,15 +20,18 @@ const MEMORY_BYTES: usize = 4 << 20;
 const MEMORIES: usize = 16;
 /// Of fewer bytes a node makes no copy of its own, so that they lie anywhere.
 const LENT_FROM: usize = 32 << 10;
+/// How often the pool's lock is tried.
+const TRIES: u32 = 10_000;
 
-/// Memories that nobody uses now, and how many there are in all.
+/// Memories that nobody uses now.
 struct Pool {
     origin: Origin,
     spare: Vec<LendableMemory>,
-    made: usize,
 }
 
 static POOL: Mutex<Option<Pool>> = Mutex::new(None);
+/// Memories of this process in all, at most [`MEMORIES`].
+static MADE: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes that are being gathered.
 pub(crate) struct Gathered {
@@ -38,17 +45,13 @@ enum Place {
 }
 
 impl Gathered {
-    /// Room for `length` bytes. `None`: there is none.
-    pub(crate) fn with_room(length: usize) -> Option<Self> {
+    /// Room for values of so many bytes. `None`: there is none.
+    pub(crate) fn with_room(lengths: impl IntoIterator<Item = usize>) -> Option<Self> {
+        let length = lengths.into_iter().try_fold(0_usize, usize::checked_add)?;
         let lendable = (LENT_FROM..=MEMORY_BYTES).contains(&length).then(take).flatten();
         let place = match lendable {
             Some(memory) => Place::Lendable(Some(memory), Origin::here()),
-            None => {
-                let mut own = Vec::new();
-                own.try_reserve_exact(length).ok()?;
-                own.resize(length, 0);
-                Place::Own(own)
-            }
+            None => Place::Own(zeroed(length)?),
         };
         Some(Self { place, filled: 0 })
     }
@@ -89,23 +92,43 @@ impl Drop for Gathered {
     fn drop(&mut self) {
         if let Place::Lendable(memory, origin) = &mut self.place
             && origin.is_here()
-            && let Some(Pool { spare, .. }) = &mut *POOL.lock()
         {
-            spare.extend(memory.take());
+            match pool().as_deref_mut() {
+                Some(Some(pool)) => pool.spare.extend(memory.take()),
+                _ => _ = MADE.fetch_sub(1, Ordering::Relaxed),
+            }
         }
     }
 }
 
 /// A memory, unless all are in use or there can be none.
 fn take() -> Option<LendableMemory> {
-    let mut pool = POOL.lock();
-    if pool.as_ref().is_some_and(|pool| !pool.origin.is_here()) {
-        *pool = None;
+    {
+        let mut pool = pool()?;
+        // A parent's memories, if any, are not this process's to use.
+        if pool.as_ref().is_none_or(|pool| !pool.origin.is_here()) {
+            *pool = Some(Pool { origin: Origin::here(), spare: Vec::new() });
+            MADE.store(0, Ordering::Relaxed);
+        }
+        if let Some(memory) = pool.as_mut().and_then(|pool| pool.spare.pop()) {
+            return Some(memory);
+        }
+        if MADE.load(Ordering::Relaxed) >= MEMORIES {
+            return None;
+        }
+        MADE.fetch_add(1, Ordering::Relaxed);
     }
-    let pool = pool.get_or_insert_with(|| Pool { origin: Origin::here(), spare: Vec::new(), made: 0 });
-    if pool.spare.is_empty() && pool.made < MEMORIES {
-        pool.spare.push(LendableMemory::allocate(MEMORY_BYTES).ok()?);
-        pool.made += 1;
-    }
-    pool.spare.pop()
+    // Without the lock: it takes a while.
+    let made = LendableMemory::allocate(MEMORY_BYTES);
+    made.inspect_err(|_| _ = MADE.fetch_sub(1, Ordering::Relaxed)).ok()
+}
+
+fn pool() -> Option<MutexGuard<'static, Option<Pool>>> {
+    (0..TRIES).find_map(|_| {
+        let pool = POOL.try_lock();
+        if pool.is_none() {
+            std::thread::yield_now();
+        }
+        pool
+    })
 }

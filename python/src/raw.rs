@@ -222,9 +222,10 @@ pub(crate) async fn write(
 /// Cuts items into runs of at most [`RUN_BYTES`]; one that is larger is a run of its own.
 fn runs(items: Vec<(usize, Item)>) -> Vec<Vec<(usize, Item)>> {
     let mut runs: Vec<Vec<(usize, Item)>> = Vec::new();
-    let mut bytes = 0;
+    let mut bytes = 0_usize;
     for item in items {
-        bytes += item.1.length;
+        // What the caller says: nobody has looked whether there is so much memory.
+        bytes = bytes.saturating_add(item.1.length);
         match runs.last_mut() {
             Some(run) if bytes <= RUN_BYTES => run.push(item),
             _ => {
@@ -276,8 +277,8 @@ async fn put_run(
 fn gather(registry: &Registry, items: &[(usize, Item)]) -> Vec<Result<Bytes, Fault>> {
     let shared: Vec<_> = items.iter().map(|(_, item)| as_it_is(registry, item)).collect();
     let copied = |(_, value): &(&(usize, Item), &Result<Option<Bytes>, Fault>)| matches!(value, Ok(None));
-    let room = items.iter().zip(&shared).filter(copied).map(|((_, item), _)| item.length).sum();
-    let mut gathered = Gathered::with_room(room);
+    let lengths = items.iter().zip(&shared).filter(copied).map(|((_, item), _)| item.length);
+    let mut gathered = Gathered::with_room(lengths);
     let mut starts = Vec::with_capacity(items.len());
     for (_, item) in items.iter().zip(&shared).filter(copied).map(|(item, _)| item) {
         starts.push(gather_one(gathered.as_mut(), item));

@@ -207,6 +207,33 @@ def test_a_forked_child_shares_allocated_memory_and_can_put_from_it(node):
     assert code == 0, said
 
 
+UNREADABLE = """
+import ctypes, mmap, sys, tidepool
+from mooncake.store import MooncakeDistributedStore
+LENGTH = 1 << 30
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+address = libc.mmap(None, LENGTH, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+try:
+    tidepool._native.read_memory(address, LENGTH)
+    sys.exit(3)
+except tidepool.InvalidError as error:
+    assert error.reason == "BAD_ADDRESS"
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1]) == 0
+assert store.put_from("unreadable", address, LENGTH) == -600
+with open("/proc/self/status", encoding="ascii") as status:
+    (most,) = [int(line.split()[1]) for line in status if line.startswith("VmHWM:")]
+assert most < LENGTH >> 11, f"{most} KiB"
+"""
+
+
+def test_memory_that_can_not_be_read_costs_none(node):
+    code, said = in_process(UNREADABLE, node.grpc)
+    assert code == 0, said
+
+
 KILLED = """
 import sys, tidepool
 view = memoryview(tidepool.allocate(8 << 20))

@@ -293,6 +293,13 @@ def test_values_are_gathered_and_scattered(store, key, memory):
     assert store.get(f"{key}m") == bytes([0, 1, 10, 11, 12, 13, 14])
 
 
+def test_lengths_that_can_not_be_meant_are_refused(store, key):
+    lots = 2**63 - 10
+    pointers, sizes = [[1, 1], [1]], [[lots, lots], [100]]
+    assert store.batch_put_from_multi_buffers([key, f"{key}/2"], pointers, sizes) == [INVALID] * 2
+    assert store.batch_get_into_multi_buffers([key], [[1, 1, 1]], [[lots] * 3]) == [INVALID]
+
+
 def test_lists_of_different_length_are_refused(store, key, memory):
     memory = memory(8)
     assert store.batch_get_into([key], [], []) == [INVALID]
