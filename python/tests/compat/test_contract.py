@@ -115,13 +115,15 @@ class Clock:
         self.now += seconds
 
 
-@pytest.mark.parametrize("attempts, most", [("20", 20.0), ("1", 5.0)])
-def test_setup_gives_a_silent_node_up_in_time(monkeypatch, attempts, most):
-    clock = Clock()
+# An attempt has half of what is left, 2.5 s at most, and begins a second after the one before at the earliest.
+@pytest.mark.parametrize("attempts, most, made", [("20", 20.0, 10), ("3", 5.0, 3), ("1", 5.0, 1)])
+def test_setup_gives_a_silent_node_up_in_time(monkeypatch, attempts, most, made):
+    clock, asked = Clock(), []
 
     class Silent:
         @staticmethod
         def connect(*arguments):
+            asked.append(arguments[0])
             clock.sleep(arguments[4])
             raise tidepool.DeadlineError("no answer", "DEADLINE")
 
@@ -130,7 +132,7 @@ def test_setup_gives_a_silent_node_up_in_time(monkeypatch, attempts, most):
     monkeypatch.setenv("MC_STORE_CLIENT_SETUP_RETRIES", attempts)
     settings = _setup.Settings("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "127.0.0.1:1")
     assert _setup.connect(settings, lends=False) == (-1, None)
-    assert clock.now - 1000.0 <= most
+    assert clock.now - 1000.0 <= most and len(asked) == made
 
 
 def calls(store, memory):
