@@ -89,7 +89,7 @@ fn a_stopped_peer_is_given_up_after_the_silence_timeout_and_serves_again_later()
     let asking = Asking::new(&target.address, Duration::from_millis(600));
     let tcp = TransportKind::Tcp;
     asking.result(asking.request, tcp).expect("read");
-    target.signal(rustix::process::Signal::STOP);
+    target.freeze();
     let stopped = Instant::now();
     assert_eq!(asking.result(asking.request, tcp), Err(Failure::Silent));
     assert!(stopped.elapsed() >= Duration::from_millis(500), "{:?}", stopped.elapsed());
@@ -131,7 +131,7 @@ fn no_byte_arrives_after_a_batch_ended_by_its_deadline() {
         while first == [3; 8] && Instant::now() < deadline {
             asking.local.read_at(0, &mut first).expect("inside");
         }
-        target.signal(rustix::process::Signal::STOP);
+        target.freeze();
         let outcome = batch.wait_until(soon()).expect("ended");
         assert!(matches!(outcome.results[0], Ok(()) | Err(Failure::DeadlinePassed)), "{outcome:?}");
         stopped_midway += u32::from(outcome.results[0].is_err());

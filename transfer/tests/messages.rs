@@ -145,7 +145,7 @@ fn two_peers_that_are_not_there_are_given_up_before_the_deadline() {
         let mut answer = here.exchange(peer, &[b"abc"], soon()).expect("answered");
         answer.read(&mut [0; 3]).expect("an echo");
     }
-    targets.iter().for_each(|target| target.signal(rustix::process::Signal::STOP));
+    targets.iter().for_each(Target::freeze);
     let asked = here.exchange_either(peers, &[b"abc"], Duration::ZERO, soon());
     assert!(matches!(asked, Err(TransferError::Peer { failure: Failure::Silent, .. })), "{asked:?}");
 }

@@ -11,6 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tidepool_transfer::{
     AccessRights, BatchOptions, Direction, Engine, Memory, PeerId, PeerMapping, RegionId, RegionTicket, RemoteSlice,
     Request, SegmentId, Settings, Slice, TransportKind,
@@ -124,9 +125,15 @@ impl Target {
         Self { child, address }
     }
 
-    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("signalled");
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("signalled");
+    }
+
+    /// Stops it; none of its threads runs when this returns.
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let stopped = waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED);
+        assert!(stopped.expect("waited").is_some_and(|status| status.stopped()));
     }
 
     pub(crate) fn kill(&mut self) {
