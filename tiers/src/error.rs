@@ -74,12 +74,6 @@ pub enum StoreError {
     /// There is an NVMe tier already.
     #[error("an NVMe tier is attached already: detach it first")]
     TierAttached,
-    /// Too many holds.
-    #[error("{most} holds are granted already: wait for some to end")]
-    TooManyHolds {
-        /// The limit.
-        most: usize,
-    },
     /// The NVMe tier's own.
     #[error(transparent)]
     Nvme(#[from] NvmeError),
@@ -94,7 +88,7 @@ impl StoreError {
             | Self::LengthMismatch { .. }
             | Self::ChecksumMismatch { .. }
             | Self::BadRange { .. } => ErrorKind::Invalid,
-            Self::NoSpace { .. } | Self::TooManyHolds { .. } => ErrorKind::Exhausted,
+            Self::NoSpace { .. } => ErrorKind::Exhausted,
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::Recovering | Self::TierUnavailable { .. } => ErrorKind::Unavailable,
             Self::TierAttached => ErrorKind::Conflict,

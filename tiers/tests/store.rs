@@ -3,6 +3,7 @@
 
 mod test_node;
 
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -368,14 +369,48 @@ async fn a_version_is_never_served_for_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_keeps_memory_until_it_ends() {
     let node = TestNode::new(16 * MIB, None).await;
-    let name = node.put(4 << 20).await;
-    let hold = node.store.hold(name.tenant, &name.key, name.version, Duration::from_millis(300)).unwrap().unwrap();
-    assert!(node.store.free(name.tenant, &name.key, name.replica));
-    assert!(node.dram().used >= 4 * MIB, "held");
-    let slices = hold.slices.clone();
-    assert!(slices.iter().all(|slice| slice.verify(0..slice.length()).is_ok()));
-    drop((hold, slices));
-    node.until(|node| node.dram().used == 0).await;
+    for ends_early in [false, true] {
+        let name = node.put(3 << 20).await;
+        let (expected, _) = node.try_read(&name).await.unwrap().unwrap();
+        let reader = node.store.open(name.tenant, &name.key, name.version).await.unwrap().unwrap();
+        let time = Duration::from_millis(if ends_early { 60_000 } else { 300 });
+        let hold = reader.hold(time).unwrap();
+        drop(reader);
+        assert!(node.store.free(name.tenant, &name.key, name.replica));
+        assert!(node.dram().used >= 3 * MIB, "held");
+        // As another process finds it.
+        let (segment, _) = node.store.segment_descriptor().unwrap();
+        let segment = std::fs::File::from(segment);
+        let mut bytes = Vec::new();
+        for &(start, length) in &hold.extents {
+            let at = bytes.len();
+            bytes.resize(at + usize::try_from(length).unwrap(), 0);
+            segment.read_exact_at(&mut bytes[at..], start).unwrap();
+        }
+        assert!(bytes == expected && crc32fast::hash(&bytes) == hold.checksum, "where it says");
+        let generation = |at: u64| {
+            let mut word = [0; 8];
+            segment.read_exact_at(&mut word, at).unwrap();
+            u64::from_le_bytes(word)
+        };
+        assert!(hold.generations.iter().all(|&(at, value)| generation(at) == value));
+        if ends_early {
+            node.store.end_holds(&[hold.id, hold.id.wrapping_add(1), hold.id]);
+        }
+        node.until(|node| node.dram().used == 0).await;
+        assert!(hold.generations.iter().all(|&(at, value)| generation(at) != value), "changed before reuse");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quarter_of_the_memory_is_held_at_most() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let name = node.put(1 << 20).await;
+    let reader = node.store.open(name.tenant, &name.key, name.version).await.unwrap().unwrap();
+    let holds: Vec<_> = std::iter::from_fn(|| reader.hold(Duration::from_secs(60))).take(100).collect();
+    assert!((3..=4).contains(&holds.len()), "{}", holds.len());
+    node.store.end_holds(&[holds[0].id]);
+    assert!(reader.hold(Duration::from_secs(60)).is_some() && reader.hold(Duration::from_secs(60)).is_none());
 }
 
 /// What a model of the store does beside the real one.

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::entry::PAGE_BYTES;
+use super::writer::{GENERATION, SlotId};
 use super::{Cell, high, low, pack};
 use crate::node::{Incarnation, NodeId};
 use crate::object::{KeyHash, TenantId};
@@ -187,6 +188,12 @@ impl Layout {
     /// First word of slot `slot`.
     pub(super) fn slot(&self, slot: u32) -> usize {
         HEADER_WORDS + self.bucket_count as usize * BUCKET_WORDS + slot as usize * SLOT_WORDS
+    }
+
+    /// The word that has the generation of slot `slot`.
+    #[must_use]
+    pub fn generation(&self, slot: SlotId) -> usize {
+        self.slot(slot.0) + GENERATION
     }
 
     pub(super) fn bucket_of(&self, tenant: TenantId, key: &[u8], slice_index: u32) -> u32 {

@@ -145,7 +145,7 @@ impl<'a, C: Cell> Reader<'a, C> {
     #[must_use]
     pub fn is_unchanged(&self, found: &Found) -> bool {
         C::fence(Acquire);
-        self.words[self.layout.slot(found.slot.0) + GENERATION].load(Relaxed) == found.generation
+        self.words[self.layout.generation(found.slot)].load(Relaxed) == found.generation
     }
 
     /// The newest of the chain that has this name. Only good if the bucket's sequence was the same before and after.

@@ -117,7 +117,6 @@ impl From<StoreError> for Error {
             StoreError::Recovering => "RECOVERING",
             StoreError::TierUnavailable { .. } | StoreError::Nvme(_) => "UNAVAILABLE",
             StoreError::TierAttached => "TIER_ATTACHED",
-            StoreError::TooManyHolds { .. } => "OVERLOADED",
         };
         let kind = error.kind();
         let message = error.to_string();

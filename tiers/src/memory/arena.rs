@@ -130,6 +130,13 @@ impl Pages {
         self.blocks.iter().map(|block| block.extent.pages as usize * PAGE_BYTES).sum()
     }
 
+    /// Where each of them begins, from the segment's start, and its bytes.
+    pub(super) fn extents(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let data = self.tier.arena().data_offset as u64;
+        let at = |page: u32| u64::from(page) * PAGE_BYTES as u64;
+        self.blocks.iter().map(move |block| (data + at(block.extent.page), at(block.extent.pages)))
+    }
+
     /// The bytes of `range`, in pieces that lie together.
     pub(super) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         assert!(range.start <= range.end && range.end <= self.capacity(), "{range:?} leaves the pages");

@@ -156,6 +156,22 @@ impl Slice {
         format!("slot {}, pages {}", self.slot.0, if extents.is_empty() { "none".into() } else { extents.join(" ") })
     }
 
+    /// Where its bytes lie, from the segment's start, and how many there, in order.
+    pub fn extents(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let mut left = u64::from(self.length);
+        self.pages.extents().map_while(move |(start, bytes)| {
+            let bytes = bytes.min(left);
+            left -= bytes;
+            (bytes > 0).then_some((start, bytes))
+        })
+    }
+
+    /// Where in the segment its generation stands, and what it is.
+    #[must_use]
+    pub fn generation(&self) -> (u64, u64) {
+        self.pages.tier().generation(self.slot)
+    }
+
     fn check(&self, range: Range<u32>) -> Range<usize> {
         let range = range.start as usize..range.end as usize;
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} leaves the slice of {}", self.length);

@@ -140,6 +140,14 @@ impl MemoryTier {
         Ok((file, self.layout.file_bytes))
     }
 
+    /// The segment's file as this process has it, which may write, and its length in bytes.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn file(&self) -> io::Result<(std::fs::File, u64)> {
+        Ok((self.file.try_clone()?, self.layout.file_bytes))
+    }
+
     /// The accounts.
     #[must_use]
     pub fn usage(&self) -> Usage {
@@ -233,6 +241,12 @@ impl MemoryTier {
 
     pub(super) fn header(&self, slot: SlotId) -> SliceHeader {
         read_slice(&self.layout, self.arena.words(), slot).expect("the slot of a slice that lives is whole").0
+    }
+
+    /// Where the generation of a slice that lives stands in the segment, and what it is.
+    pub(super) fn generation(&self, slot: SlotId) -> (u64, u64) {
+        let word = self.layout.generation(slot);
+        (word as u64 * 8, self.arena.words()[word].load(Ordering::Relaxed))
     }
 
     /// Enters a filled slice in the directory.

@@ -1,91 +1,136 @@
 //! Holds for readers outside this process: until a hold ends, the extents that it names are not reused.
 //!
-//! A hold is an `Arc` of the slices kept until an instant. Instants are the runtime's; the margin for clock drift and
-//! for the way of the answer is added by whoever grants (protocol: the client counts from before its request).
+//! A hold is an `Arc` of the slices, kept until an instant or until it is given back. Instants are the runtime's; the margin
+//! for clock drift and for the way of the answer is added by whoever grants (the client counts from before its
+//! request).
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::sync::{Arc, Weak};
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Weak;
 use std::time::Duration;
 
-use tidepool_metadata::{ObjectKey, TenantId, VersionId};
+use tidepool_metadata::checksum::combine;
 use tokio::time::Instant;
 
-use super::index::PerSlice;
+use super::read::{ObjectReader, Source};
 use super::{Inner, TieredStore, alive};
-use crate::StoreError;
+use crate::TierKind;
 use crate::memory::SharedSlice;
 
 /// Longest hold that is granted.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Most holds at a time; above it, new ones are refused.
+/// Most holds at a time, and of the DRAM tier's bytes one in so many: what is held can't be made room of.
 const MOST_HOLDS: usize = 65_536;
+const SHARE_OF_BYTES: u64 = 4;
 /// How often ended holds are let go.
 const SWEEP: Duration = Duration::from_millis(250);
 
-/// A granted hold: the slices cannot move or be reused until `until`.
-#[derive(Clone, Debug)]
+/// A granted hold: where an object's bytes lie, which cannot move or be reused until it ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// When it ends.
-    pub until: Instant,
-    /// The object's slices in DRAM, in order.
-    pub slices: Arc<[SharedSlice]>,
+    /// CRC-32 of the object.
+    pub checksum: u32,
+    /// By this it is given back. Nobody can guess another one.
+    pub id: u64,
+    /// The bytes in order: from the segment's start, and how many, as far as they lie together.
+    pub extents: Vec<(u64, u64)>,
+    /// The generation of each slice: where in the segment it stands, 8 bytes, little-endian, and what it is. It changes
+    /// before the extents are reused.
+    pub generations: Vec<(u64, u64)>,
 }
 
+/// All that are granted.
 #[derive(Default)]
 pub(super) struct Holds {
-    by_end: BinaryHeap<Reverse<Held>>,
+    by_id: HashMap<u64, Held>,
+    ends: BTreeSet<(Instant, u64)>,
+    bytes: u64,
+    granted: u64,
+    ids: RandomState,
 }
 
 struct Held {
     until: Instant,
+    bytes: u64,
     /// Never read: keeping it is the hold.
-    _slices: Arc<[SharedSlice]>,
+    _slices: Box<[SharedSlice]>,
 }
 
-impl PartialEq for Held {
-    fn eq(&self, other: &Self) -> bool {
-        self.until == other.until
+impl Holds {
+    fn let_go(&mut self, id: u64) -> Option<Held> {
+        let held = self.by_id.remove(&id)?;
+        self.ends.remove(&(held.until, id));
+        self.bytes -= held.bytes;
+        Some(held)
+    }
+
+    fn first_ended(&self, now: Instant) -> Option<u64> {
+        self.ends.first().filter(|(until, _)| *until <= now).map(|(_, id)| *id)
     }
 }
-impl Eq for Held {}
-impl PartialOrd for Held {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Held {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.until.cmp(&other.until)
+
+impl ObjectReader {
+    /// Keeps the whole object where it is for `duration`, at most a minute, so that another process may read it there.
+    /// `None`: it is not in DRAM, or too much is held already.
+    #[must_use]
+    pub fn hold(&self, duration: Duration) -> Option<Hold> {
+        let Source::Dram(slices) = &self.source else { return None };
+        let slices: Box<[SharedSlice]> = slices.as_slice().into();
+        let mut extents: Vec<(u64, u64)> = Vec::new();
+        for (start, bytes) in slices.iter().flat_map(|slice| slice.extents()) {
+            match extents.last_mut() {
+                Some((last, length)) if *last + *length == start => *length += bytes,
+                _ => extents.push((start, bytes)),
+            }
+        }
+        let whole = slices.iter().map(|slice| (slice.checksum(), u64::from(slice.length())));
+        let whole = whole.reduce(|(whole, so_far), (sum, length)| (combine(whole, sum, length), so_far + length));
+        let checksum = whole.map_or(0, |(whole, _)| whole);
+        let generations = slices.iter().map(|slice| slice.generation()).collect();
+        let most_bytes = self.inner.memory.usage().capacity / SHARE_OF_BYTES;
+        let until = Instant::now() + duration.min(LONGEST);
+        let mut holds = self.inner.holds.lock();
+        let bytes = holds.bytes.saturating_add(self.object_length);
+        if holds.by_id.len() >= MOST_HOLDS || bytes > most_bytes {
+            return None;
+        }
+        holds.granted += 1;
+        let id = holds.ids.hash_one(holds.granted);
+        if holds.by_id.contains_key(&id) {
+            return None;
+        }
+        holds.bytes = bytes;
+        holds.by_id.insert(id, Held { until, bytes: self.object_length, _slices: slices });
+        holds.ends.insert((until, id));
+        drop(holds);
+        self.inner.counters.hit(TierKind::Dram);
+        Some(Hold { checksum, id, extents, generations })
     }
 }
 
 impl TieredStore {
-    /// Resolves (key, version) to its DRAM slices under a hold of `duration`, at most a minute; `None` if DRAM does
-    /// not have it.
-    ///
-    /// # Errors
-    /// [`StoreError::TooManyHolds`].
-    pub fn hold(
-        &self,
-        tenant: TenantId,
-        key: &ObjectKey,
-        version: VersionId,
-        duration: Duration,
-    ) -> Result<Option<Hold>, StoreError> {
-        let slices: Option<Arc<[SharedSlice]>> = {
-            let tables = self.inner.state.lock();
-            let entry = tables.index.find(tenant, key.as_bytes(), version).and_then(|id| tables.index.get(id));
-            entry.and_then(|entry| entry.dram.as_ref()).map(PerSlice::as_slice).map(Arc::from)
-        };
-        let Some(slices) = slices else { return Ok(None) };
-        let until = Instant::now() + duration.min(LONGEST);
+    /// Holds that have not ended, and bytes of their objects.
+    #[must_use]
+    pub fn holds(&self) -> (usize, u64) {
+        let holds = self.inner.holds.lock();
+        (holds.by_id.len(), holds.bytes)
+    }
+
+    /// Ends holds before their time; unknown ones have ended.
+    pub fn end_holds(&self, ids: &[u64]) {
         let mut holds = self.inner.holds.lock();
-        if holds.by_end.len() >= MOST_HOLDS {
-            return Err(StoreError::TooManyHolds { most: MOST_HOLDS });
+        let ended: Vec<Held> = ids.iter().filter_map(|&id| holds.let_go(id)).collect();
+        drop(holds);
+        self.inner.held_ended(ended);
+    }
+}
+
+impl Inner {
+    fn held_ended(&self, ended: Vec<Held>) {
+        if !ended.is_empty() {
+            drop(ended);
+            self.room.notify_waiters();
         }
-        holds.by_end.push(Reverse(Held { until, _slices: Arc::clone(&slices) }));
-        Ok(Some(Hold { until, slices }))
     }
 }
 
@@ -96,15 +141,12 @@ pub(super) async fn run(store: Weak<Inner>) {
         ticks.tick().await;
         let Some(inner) = alive(&store) else { return };
         let now = Instant::now();
-        let mut ended = false;
         let mut holds = inner.holds.lock();
-        while holds.by_end.peek().is_some_and(|Reverse(held)| held.until <= now) {
-            holds.by_end.pop();
-            ended = true;
+        let mut ended = Vec::new();
+        while let Some(held) = holds.first_ended(now).and_then(|id| holds.let_go(id)) {
+            ended.push(held);
         }
         drop(holds);
-        if ended {
-            inner.room.notify_waiters();
-        }
+        inner.held_ended(ended);
     }
 }

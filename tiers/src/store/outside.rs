@@ -1,5 +1,6 @@
 //! Other processes on this host, which read the DRAM segment by its directory: what the node does for them.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -21,6 +22,14 @@ impl TieredStore {
     /// The system's.
     pub fn segment_descriptor(&self) -> io::Result<(OwnedFd, u64)> {
         self.inner.memory.descriptor()
+    }
+
+    /// The DRAM segment's file for this process: as [`crate::memory::MemoryTier::file`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn segment_file(&self) -> io::Result<(File, u64)> {
+        self.inner.memory.file()
     }
 
     /// Counts reads that other processes did by the DRAM tier's directory, so that eviction knows of them.

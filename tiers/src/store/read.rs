@@ -30,19 +30,19 @@ pub struct ByteRange {
 
 /// Gives out the bytes of one replica in order. Holds its DRAM while it lives.
 pub struct ObjectReader {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
     name: ReplicaName,
-    object_length: u64,
+    pub(super) object_length: u64,
     slice_bytes: u32,
     data_type: DataType,
     position: u64,
     end: u64,
-    source: Source,
+    pub(super) source: Source,
     /// Verified, not yet given out: a slice may lie in several extents.
     pending: VecDeque<Bytes>,
 }
 
-enum Source {
+pub(super) enum Source {
     Dram(PerSlice<SharedSlice>),
     Nvme(PerSlice<Location>, Arc<NvmeTier>),
 }
