@@ -344,6 +344,14 @@ impl Engine {
         Ok((open.info.length, rail.map(|rail| open.peer.rails.kind(rail))))
     }
 
+    /// What became of requests to a segment, as an error.
+    pub(crate) fn failed(&self, segment: SegmentId, failure: Failure) -> TransferError {
+        match self.0.segments.read().get(segment.0) {
+            Some(open) => peer_error(&open.peer.address, failure.into()),
+            None => TransferError::UnknownSegment(segment),
+        }
+    }
+
     /// Submits a batch; it is on its way when this returns. Nothing is, if this fails.
     ///
     /// # Errors

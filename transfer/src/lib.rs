@@ -26,6 +26,7 @@ mod file;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handover;
+mod landing;
 mod lend;
 mod lendable;
 mod memory;
@@ -65,6 +66,7 @@ pub use exchange::{Answer, Answered};
 #[cfg(feature = "faults")]
 pub use faulty::Faults;
 pub use handover::{LendOffer, Lent, REFUSED, TAKEN, take_offer};
+pub use landing::{Landed, Landing};
 pub use lendable::{Borrower, Lendable, LendableMemory};
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Reply, Responder};

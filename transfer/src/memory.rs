@@ -127,12 +127,27 @@ impl Memory {
     /// # Errors
     /// `InvalidData` if the file is shorter; those of fstat and mmap.
     pub(crate) fn map_store(file: &File, length: u64) -> io::Result<Self> {
+        let length = Self::check_store(file, length)?;
+        Self::mapped(MmapOptions::new().len(length).map_raw_read_only(file)?, false, None)
+    }
+
+    /// The same in the store's own process, for devices that register it for peers to read. No request writes it. The file is
+    /// open for writing and so is the mapping: Linux before 6.2 lets no device read pages that are mapped read-only and shared
+    /// (its change "RDMA/umem: remove FOLL_FORCE usage").
+    ///
+    /// # Errors
+    /// `InvalidData` if the file is shorter; those of fstat and mmap.
+    pub fn of_own_store(file: &File, length: u64) -> io::Result<Self> {
+        let length = Self::check_store(file, length)?;
+        Self::mapped(MmapOptions::new().len(length).map_raw(file)?, false, None)
+    }
+
+    fn check_store(file: &File, length: u64) -> io::Result<usize> {
         let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         if file.metadata()?.len() < length {
             return Err(invalid("the segment is shorter than was said"));
         }
-        let length = usize::try_from(length).map_err(|_| invalid("the segment is longer than the address space"))?;
-        Self::mapped(MmapOptions::new().len(length).map_raw_read_only(file)?, false, None)
+        usize::try_from(length).map_err(|_| invalid("the segment is longer than the address space"))
     }
 
     /// The first `count` words, which others may be storing: to be loaded only. As many as there are, if that is fewer.

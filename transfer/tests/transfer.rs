@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use support::{Pair, WAYS, by, bytes, pattern, settings, soon, start};
 use tidepool_transfer::{
-    AccessRights, BatchOptions, Direction, Engine, Failure, Kind, Memory, PeerMapping, Priority, RegionId, RegionKey,
-    RegionTicket, RemoteSlice, Request, Settings, Slice, TransferError, TransportKind,
+    AccessRights, BatchOptions, Direction, Engine, Failure, Kind, Landed, Landing, Memory, PeerMapping, Priority,
+    RegionId, RegionKey, RegionTicket, RemoteSlice, Request, Settings, Slice, TransferError, TransportKind,
 };
 
 mod support;
@@ -411,4 +411,52 @@ fn what_somebody_waits_for_goes_before_what_runs_in_the_background() {
     for batch in background {
         assert!(matches!(batch.wait_until(soon()).expect("ended").results[0], Ok(()) | Err(Failure::Cancelled)));
     }
+}
+
+#[test]
+fn ranges_land_and_are_taken_in_order() {
+    const LENGTH: usize = 9 << 20;
+    let pair = Pair::new(LENGTH);
+    let source = pattern(LENGTH, 3);
+    pair.remote.write_at(0, &source).expect("inside");
+    let landing = Landing::start(&pair.here, 5).expect("started");
+    // Backwards, of odd lengths, with one of none, longer than all slots.
+    let ranges = [((5 << 20) + 3, (4 << 20) - 3), (7, 0), (0, 2 << 20), (4096, 1), (1, 100)];
+    let expected: Vec<u8> = ranges.iter().flat_map(|&(at, length)| &source[at..at + length]).copied().collect();
+    let ranges = ranges.map(|(at, length)| (at as u64, length as u64));
+    for way in WAYS {
+        let mut taken = Vec::new();
+        let take = |mut landed: Landed<'_>| {
+            let mut bytes = vec![0; landed.left() as usize];
+            landed.take(&mut bytes).expect("as many as there are");
+            assert!(landed.take(&mut [0]).is_err(), "no more than arrived");
+            taken.extend(bytes);
+            Ok::<_, TransferError>(())
+        };
+        landing.read(pair.segment, &ranges, Some(way), soon(), take).expect("read");
+        assert!(taken == expected, "{way:?}");
+    }
+    // Who gives up, and a range outside: nothing stays under way, no slot is lost.
+    let stop = |_: Landed<'_>| Err(TransferError::NoAnswer("enough"));
+    for _ in 0..20 {
+        let stopped = landing.read(pair.segment, &ranges, None, soon(), stop);
+        assert!(matches!(stopped, Err(TransferError::NoAnswer("enough"))), "{stopped:?}");
+        let outside = [(0, 10), (LENGTH as u64, 1)];
+        let nothing = |_: Landed<'_>| Ok::<_, TransferError>(());
+        assert!(landing.read(pair.segment, &outside, None, soon(), nothing).is_err());
+        assert!(landing.read(pair.segment, &[(u64::MAX, 2)], None, soon(), nothing).is_err());
+    }
+    assert_eq!(pair.here.totals().batches, 0);
+    // Two at once take what there is; a third is refused.
+    landing
+        .read(pair.segment, &[(0, 1)], None, soon(), |_| {
+            landing.read(pair.segment, &[(0, 1)], None, soon(), |_| {
+                let none = landing.read(pair.segment, &[(0, 1)], None, soon(), |_| Ok::<_, TransferError>(()));
+                assert!(matches!(none, Err(TransferError::Full { .. })), "{none:?}");
+                Ok::<_, TransferError>(())
+            })
+        })
+        .expect("read");
+    drop(landing);
+    assert_eq!(pair.here.totals().regions, 1, "the pair's own");
 }
