@@ -6,6 +6,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     prost_build::Config::new()
         .bytes(["."])
+        .boxed(".tidepool.v1.ObjectDescription.held")
         .file_descriptor_set_path(out.join("tidepool.v1.bin"))
         .compile_fds(descriptors.clone())?;
     std::fs::write(out.join("tidepool.v1.bin"), prost::Message::encode_to_vec(&descriptors))?;

@@ -182,8 +182,7 @@ impl Client {
         for key in &keys {
             let object = self.get_local(key, &GetOptions::default()).await;
             copied += object.as_ref().map_or(0, |object| object.value.len());
-            let local = |object: Object| BatchGot::Found(BatchObject { value: object.value, tier: object.info.tier });
-            got.push(object.map(local));
+            got.push(object.map(|object| Ok(Some(object)).into()));
             // Others on this thread have their turn.
             if copied > MESSAGE_BYTES {
                 copied = 0;
@@ -260,18 +259,36 @@ impl Client {
         if !may_refer && got.iter().any(Result::is_err) {
             return Err(Error::Protocol { operation: GET, why: "refers to another node where that was not asked for" });
         }
-        for (item, key) in got.iter_mut().zip(&keys) {
-            // What did not fit the message is read alone.
-            if matches!(item, Ok(BatchGot::Failed(error)) if error.reason() == "TOO_LARGE") {
-                let message = self.get_message(key.clone(), GetOptions::default());
-                *item = Ok(match self.get_until(message, deadline.into()).await {
-                    Ok(Some(object)) => BatchGot::Found(BatchObject { value: object.value, tier: object.info.tier }),
-                    Ok(None) => BatchGot::Missing,
-                    Err(error) => BatchGot::Failed(error),
-                });
-            }
+        // What did not fit the message, or is better read alone.
+        let mut reads = Vec::new();
+        for (position, key) in
+            keys.iter().enumerate().filter(|&(position, _)| got[position].as_ref().is_ok_and(is_too_large))
+        {
+            let message = self.get_message(key.clone(), GetOptions::default());
+            let (client, deadline) = (self.clone(), deadline.into());
+            reads
+                .push(async move { (position, apart(async move { client.get_until(message, deadline).await }).await) });
+        }
+        let mut reads = futures::stream::iter(reads).buffer_unordered(READS);
+        while let Some((position, read)) = reads.next().await {
+            got[position] = Ok(read.into());
         }
         Ok(got)
+    }
+}
+
+/// Whether it has to be read by itself.
+pub(crate) fn is_too_large(item: &BatchGot) -> bool {
+    matches!(item, BatchGot::Failed(error) if error.reason() == "TOO_LARGE")
+}
+
+impl From<Result<Option<Object>, Error>> for BatchGot {
+    fn from(got: Result<Option<Object>, Error>) -> Self {
+        match got {
+            Ok(Some(object)) => Self::Found(BatchObject { value: object.value, tier: object.info.tier }),
+            Ok(None) => Self::Missing,
+            Err(error) => Self::Failed(error),
+        }
     }
 }
 

@@ -25,6 +25,18 @@ const LARGEST_WINDOW_BYTES: u32 = (1 << 31) - 1;
 pub(crate) const SILENCE_OF_MANY: Duration = Duration::from_secs(1);
 const SILENCE_OF_ONE: Duration = Duration::from_secs(10);
 
+/// Which nodes' memory a client reads itself, of objects from 64 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OneSidedReads {
+    /// None: all bytes come with answers.
+    Never,
+    /// That of nodes on other hosts, where an RDMA device can.
+    #[default]
+    Rdma,
+    /// All, by whatever the engine has. Without a device that is slower than asking: for tests and measurements.
+    Always,
+}
+
 /// Settings of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientSettings {
@@ -56,6 +68,8 @@ pub struct ClientSettings {
     /// Whether an object that several other nodes hold is asked of a second one too, if the first takes longer to begin its answer
     /// than 95 of 100 gets of the quicker one do: at most every twentieth read. The answer that begins first is taken.
     pub hedged_reads: bool,
+    /// Whether objects in the DRAM of a node on another host are read by a device, without a thread there.
+    pub one_sided_reads: OneSidedReads,
     /// Largest message that is taken. Default 64 MiB; from 1 MiB.
     pub message_bytes: usize,
     /// Values up to this long are put by one message, longer ones by a stream. Default 1 MiB, at most 4 MiB.
@@ -78,6 +92,7 @@ impl Default for ClientSettings {
             same_host: true,
             local_reads: true,
             hedged_reads: true,
+            one_sided_reads: OneSidedReads::Rdma,
             message_bytes: 64 << 20,
             unary_put_bytes: 1 << 20,
             retries: 5,

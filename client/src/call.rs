@@ -19,7 +19,7 @@ use crate::builder::{ClientBuilder, ClientSettings};
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::local::LocalReads;
-use crate::native::{Link, Native, Others, blocking};
+use crate::native::{Link, Native, Others, SharedReads, blocking};
 use crate::places::Places;
 use crate::raw::store_client::StoreClient;
 use crate::recent::{RecentWrites, Writing};
@@ -54,6 +54,7 @@ struct Inner {
     engine: Mutex<Option<Engine>>,
     native_calls: AtomicU64,
     lent_puts: Arc<AtomicU64>,
+    shared_reads: Arc<SharedReads>,
     others: Others,
     places: Places,
     tenant: String,
@@ -126,6 +127,7 @@ impl Client {
             engine: Mutex::default(),
             native_calls: AtomicU64::new(0),
             lent_puts: Arc::default(),
+            shared_reads: Arc::default(),
             others: Others::default(),
             places: Places::default(),
             tenant,
@@ -319,6 +321,16 @@ impl Client {
     #[must_use]
     pub fn lent_puts(&self) -> u64 {
         self.inner.lent_puts.load(Ordering::Relaxed)
+    }
+
+    /// How many objects were read by a device from nodes' memory: see [`ClientSettings::one_sided_reads`].
+    #[must_use]
+    pub fn one_sided_reads(&self) -> u64 {
+        self.inner.shared_reads.reads()
+    }
+
+    pub(crate) fn shared_reads(&self) -> &Arc<SharedReads> {
+        &self.inner.shared_reads
     }
 
     pub(crate) fn lent_puts_counter(&self) -> &Arc<AtomicU64> {

@@ -159,7 +159,19 @@ impl Client {
         let GetOptions { offset, length, fresh, allow_unconfirmed, version } = options;
         let (tenant, seen_index) = (self.tenant(), self.seen_index());
         let may_refer = may_block();
-        proto::GetRequest { tenant, key, offset, length, fresh, seen_index, version, may_refer, allow_unconfirmed }
+        let may_hold = false;
+        proto::GetRequest {
+            tenant,
+            key,
+            offset,
+            length,
+            fresh,
+            seen_index,
+            version,
+            may_refer,
+            allow_unconfirmed,
+            may_hold,
+        }
     }
 
     pub(crate) async fn read_into(

@@ -50,7 +50,7 @@ pub mod raw {
 }
 
 pub use apart::apart;
-pub use builder::{ClientBuilder, ClientSettings};
+pub use builder::{ClientBuilder, ClientSettings, OneSidedReads};
 pub use call::Client;
 pub use endpoint::ServerAddress;
 pub use error::{Error, Refusal};

@@ -13,6 +13,9 @@ pub const REQUEST_BYTES: usize = 9;
 pub const ANSWER_BYTES: usize = 5;
 /// Most bytes of values in an answer; more are asked for in ranges.
 pub const MOST_VALUE_BYTES: u64 = 8 << 20;
+/// Least bytes of an object that is held for a caller that can read it where it lies: smaller ones are sooner there with the
+/// answer.
+pub const LEAST_HELD_BYTES: u64 = 64 << 10;
 
 /// Why bytes are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -149,7 +152,7 @@ mod tests {
         for length in 0..bytes.len() {
             assert_eq!(Request::decode(&bytes[..length]), Err(EnvelopeError::Short));
         }
-        for method in [0, 7, 255] {
+        for method in [0, 200, 255] {
             let mut bytes = bytes.clone();
             bytes[0] = method;
             assert_eq!(Request::decode(&bytes), Err(EnvelopeError::Method(method)));

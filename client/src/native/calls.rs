@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crc32fast::Hasher;
 use prost::Message;
-use tidepool_metadata::envelope::{self, ANSWER_BYTES, MOST_VALUE_BYTES};
+use tidepool_metadata::envelope::{self, ANSWER_BYTES, LEAST_HELD_BYTES, MOST_VALUE_BYTES};
 use tidepool_metadata::proto::{self, EngineMethod};
-use tidepool_transfer::{Answer, Answered, Failure, TransferError};
+use tidepool_transfer::{Answer, Answered, Failure, Landed, TransferError};
 use tonic::{Code, Status};
 
 use super::Link;
+use super::one_sided::{self, since_boot};
 use crate::call::shown;
 use crate::error::{Error, Refusal};
 use crate::places::Elsewhere;
-use crate::types::ObjectInfo;
+use crate::types::{Object, ObjectInfo};
 
 /// Received and summed up at a time, so that the sum reads from the cache.
 const STEP_BYTES: usize = 256 << 10;
@@ -34,6 +35,16 @@ pub(crate) trait Target {
 
     /// Takes the next bytes, some of those that are left, and gives them.
     fn take(&mut self, answer: &mut Answer) -> Result<&[u8], TransferError>;
+
+    /// Takes the next bytes of those that have landed, and gives them.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if there are more than were announced.
+    fn land(&mut self, landed: &mut Landed<'_>) -> Result<&[u8], Error>;
+}
+
+fn too_long() -> Error {
+    Error::Protocol { operation: "get", why: "has more bytes than it announces" }
 }
 
 impl Target for Vec<u8> {
@@ -47,6 +58,13 @@ impl Target for Vec<u8> {
     fn take(&mut self, answer: &mut Answer) -> Result<&[u8], TransferError> {
         let start = self.len();
         answer.append_to(self)?;
+        Ok(&self[start..])
+    }
+
+    fn land(&mut self, landed: &mut Landed<'_>) -> Result<&[u8], Error> {
+        let start = self.len();
+        self.resize(start + one_sided::step(landed), 0);
+        landed.take(&mut self[start..]).map_err(|_| too_long())?;
         Ok(&self[start..])
     }
 }
@@ -87,6 +105,14 @@ impl Target for Filling<'_> {
         let place =
             place.ok_or(TransferError::Length { what: "answer", length: count as u64, minimum: 0, maximum: room })?;
         answer.read(place)?;
+        self.filled += count;
+        Ok(&self.buffer[start..self.filled])
+    }
+
+    fn land(&mut self, landed: &mut Landed<'_>) -> Result<&[u8], Error> {
+        let (start, count) = (self.filled, one_sided::step(landed));
+        let place = self.buffer.get_mut(start..start + count).ok_or_else(too_long)?;
+        landed.take(place).map_err(|_| too_long())?;
         self.filled += count;
         Ok(&self.buffer[start..self.filled])
     }
@@ -242,6 +268,24 @@ impl Link {
         target: &mut impl Target,
         deadline: Instant,
     ) -> Result<(Got, Answered), Error> {
+        let may_hold =
+            message.length.is_none() && message.offset == 0 && self.one_sided.is_possible(&self.engine, self.peer);
+        if may_hold {
+            let message = proto::GetRequest { may_hold, ..message.clone() };
+            self.get_asked(second, &message, target, deadline)
+        } else {
+            self.get_asked(second, message, target, deadline)
+        }
+    }
+
+    fn get_asked(
+        &self,
+        second: Option<Second<'_>>,
+        message: &proto::GetRequest,
+        target: &mut impl Target,
+        deadline: Instant,
+    ) -> Result<(Got, Answered), Error> {
+        let began = since_boot();
         let asked = self.ask_either(second, "get", EngineMethod::Get, message, &[], deadline);
         let (mut description, mut answer, answered): (proto::ObjectDescription, _, _) = match asked {
             Err(error) if error.is_missing_object() => return Ok((Got::Whole(None), Answered::FirstOfTwo)),
@@ -254,6 +298,18 @@ impl Link {
         if !description.elsewhere.is_empty() {
             let addresses = std::mem::take(&mut description.elsewhere).into();
             return Ok((Got::Elsewhere(Elsewhere { addresses, version: description.version }), answered));
+        }
+        if let Some(held) = description.held.take() {
+            return match link.read_held(&message.key, (&description, &held), began, target, deadline) {
+                Ok(()) => Ok((Got::Whole(Some(description.into())), answered)),
+                Err(error @ Error::Buffer { .. }) => Err(error),
+                Err(error) if message.may_hold => {
+                    tracing::debug!(%error, "what the node holds can't be read: it is asked for");
+                    let message = proto::GetRequest { may_hold: false, ..message.clone() };
+                    Ok((link.get_asked(None, &message, target, deadline)?.0, answered))
+                }
+                Err(error) => Err(error),
+            };
         }
         let all = message.length.unwrap_or_else(|| description.length.saturating_sub(message.offset));
         target.begin(&message.key, all)?;
@@ -279,6 +335,23 @@ impl Link {
         Ok((Got::Whole(Some(description.into())), answered))
     }
 
+    /// Reads exactly that version.
+    pub(crate) fn get_version(
+        &self,
+        tenant: &str,
+        key: &Bytes,
+        version: &str,
+        deadline: Instant,
+    ) -> Result<Option<Object>, Error> {
+        let (tenant, version) = (tenant.to_owned(), version.to_owned());
+        let message = proto::GetRequest { tenant, key: key.clone(), version, ..Default::default() };
+        let mut value = Vec::new();
+        match self.get(&message, &mut value, deadline)? {
+            Got::Whole(info) => Ok(info.map(|info| Object { info, value: value.into() })),
+            Got::Elsewhere(_) => Ok(None),
+        }
+    }
+
     /// Reads objects, as many answers as they take.
     pub(crate) fn get_batch(
         &self,
@@ -287,11 +360,14 @@ impl Link {
     ) -> Result<Vec<proto::BatchGetReply>, Error> {
         const OPERATION: &str = "batch get";
         let (mut replies, mut first) = (Vec::new(), 0);
+        let are_read_alone = self.one_sided.is_possible(&self.engine, self.peer);
+        let largest = if are_read_alone { LEAST_HELD_BYTES - 1 } else { message.largest };
         while first < message.keys.len() {
             let rest = proto::BatchGetRequest {
                 tenant: message.tenant.clone(),
                 keys: message.keys[first..].to_vec(),
                 versions: message.versions.get(first..).unwrap_or_default().to_vec(),
+                largest,
                 ..*message
             };
             let began = Instant::now();

@@ -6,6 +6,7 @@
 
 mod calls;
 mod lending;
+mod one_sided;
 mod others;
 mod staging;
 mod times;
@@ -25,6 +26,8 @@ use crate::endpoint::ServerAddress;
 use crate::local::LocalReads;
 pub(crate) use calls::{Filling, Got, MOST_PUT_BYTES, Target};
 use lending::Lending;
+use one_sided::OneSided;
+pub(crate) use one_sided::Shared as SharedReads;
 pub(crate) use others::Others;
 use staging::Staging;
 use times::{Allowance, Times};
@@ -50,6 +53,7 @@ pub(crate) struct Link {
     peer: PeerId,
     lending: Lending,
     staging: Staging,
+    one_sided: OneSided,
     lent_puts: Arc<AtomicU64>,
     /// Of its gets.
     times: Times,
@@ -149,11 +153,14 @@ impl Client {
         };
         let engine = self.engine()?;
         let lent_puts = Arc::clone(self.lent_puts_counter());
+        let one_sided =
+            OneSided::new(self.settings().one_sided_reads, Arc::clone(self.shared_reads()), folder.is_some());
         let linked = blocking(move || {
             let peer = engine.connect(&engine_address, Instant::now() + timeout)?;
             let socket = folder.map(|folder| folder.join("memory.sock"));
             let (lending, staging) = (Lending::new(socket.clone()), Staging::new(socket));
-            Ok::<_, TransferError>(Link { engine, peer, lending, staging, lent_puts, times: Times::default() })
+            let times = Times::default();
+            Ok::<_, TransferError>(Link { engine, peer, lending, staging, one_sided, lent_puts, times })
         });
         match linked.await {
             Ok(link) => {

@@ -206,7 +206,13 @@ impl Client {
         let asked = Arc::clone(&link);
         let answer = blocking(move || {
             let replies = asked.get_batch(&message, deadline)?;
-            batch::answers(&message.keys, replies)
+            let mut answers = batch::answers(&message.keys, replies)?;
+            for ((item, key), version) in answers.iter_mut().zip(&message.keys).zip(&message.versions) {
+                if item.as_ref().is_ok_and(batch::is_too_large) {
+                    *item = Ok(asked.get_version(&message.tenant, key, version, deadline).into());
+                }
+            }
+            Ok::<_, Error>(answers)
         });
         let answers = answer.await.unwrap_or_else(|error| {
             other.failed(&link, address, &error);

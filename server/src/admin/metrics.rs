@@ -63,6 +63,7 @@ impl Metrics {
         let status = self.service.catalog().await?.status();
         let info = self.service.info().await?;
         let memory = resident_bytes();
+        let (holds, held_bytes) = self.service.store().holds();
         let is_short = u64::from(status.disk_shortage.is_some());
         for (name, help, value) in [
             ("tidepool_catalog_objects", "Objects that the catalog knows", info.objects),
@@ -71,6 +72,8 @@ impl Metrics {
             ("tidepool_catalog_applied_commands", "Commands applied since the start", status.applied_commands),
             ("tidepool_catalog_disk_is_short", "Whether the catalog's disk is too full for puts", is_short),
             ("tidepool_misses", "Reads that found nothing on this node", self.service.store().misses()),
+            ("tidepool_holds", "Objects that peers are reading in this node's DRAM themselves", holds as u64),
+            ("tidepool_held_bytes", "Bytes of those: not to be reused meanwhile", held_bytes),
             ("tidepool_ready", "Whether the node knows all that it has", u64::from(info.phase == "serving")),
             ("tidepool_process_resident_bytes", "Resident memory of the process, the segment included", memory),
             (

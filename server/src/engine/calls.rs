@@ -1,13 +1,15 @@
 //! The calls: what each does with its message and its values.
 
+use std::time::Duration;
+
 use bytes::{Buf, Bytes};
 use prost::Message;
 use tidepool_metadata::ErrorKind;
 use tidepool_metadata::envelope::{MOST_VALUE_BYTES, Request};
 use tidepool_metadata::proto::{self, EngineMethod};
-use tidepool_transfer::Responder;
+use tidepool_transfer::{RegionTicket, Responder};
 
-use super::{Answer, EngineApi, Reply, send};
+use super::{Answer, EngineApi, Reply, held, send};
 use crate::error::Error;
 use crate::grpc::{StoreApi, describe};
 use crate::node::Opened;
@@ -21,7 +23,10 @@ impl EngineApi {
     pub(super) fn call(&self, request: &Request<'_>, responder: Responder) {
         let begun = match request.method {
             EngineMethod::Put => self.put(request),
-            EngineMethod::Get => self.begin(request, StoreApi::get_whole),
+            EngineMethod::Get => {
+                let (segment, time) = (self.segment, request.time);
+                self.begin(request, move |api, message| api.get_whole(message, segment, time))
+            }
             EngineMethod::BatchGet => self.begin(request, StoreApi::get_batch),
             EngineMethod::Exists => {
                 self.begin(request, |api, message| async move { Ok(Reply::of(&api.exists_keys(message).await?)) })
@@ -32,6 +37,10 @@ impl EngineApi {
             EngineMethod::OpenSession => {
                 self.begin(request, |api, message| async move { Ok(Reply::of(&api.begin_session(message).await?)) })
             }
+            EngineMethod::EndHolds => self.begin(request, |api, message: proto::EndHoldsRequest| async move {
+                api.service.store().end_holds(&message.ids);
+                Ok(Reply::of(&proto::EndHoldsReply {}))
+            }),
             EngineMethod::Unspecified => {
                 Err(Error::new(ErrorKind::Unimplemented, "UNIMPLEMENTED", "no method was named".into()))
             }
@@ -55,8 +64,9 @@ impl EngineApi {
 pub(super) type Begun = std::pin::Pin<Box<dyn Future<Output = Answer> + Send>>;
 
 impl StoreApi {
-    /// An object or a range of it, its bytes as they lie in memory; without them if they are too many for one answer.
-    async fn get_whole(self, request: proto::GetRequest) -> Answer {
+    /// An object or a range of it, its bytes as they lie in memory; without them if they are held in `segment`, or too many
+    /// for one answer.
+    async fn get_whole(self, request: proto::GetRequest, segment: Option<RegionTicket>, time: Duration) -> Answer {
         let mut reader = match self.open_or_refer(&request, request.may_refer).await? {
             Opened::Here(reader) => reader,
             Opened::Elsewhere(location, elsewhere) => {
@@ -66,6 +76,11 @@ impl StoreApi {
         };
         let length = reader.description().range_length;
         let mut description = describe(reader.description());
+        let held = segment.filter(|_| request.may_hold).and_then(|segment| held::hold(segment, &reader, time));
+        if let Some((checksum, held)) = held {
+            (description.checksum, description.held) = (Some(checksum), Some(Box::new(held)));
+            return Ok(Reply::of(&description));
+        }
         if length > MOST_VALUE_BYTES {
             description.checksum = None;
             return Ok(Reply::of(&description));

@@ -5,6 +5,7 @@
 //! connection's buffer or from memory that the client has lent ([`lent`]).
 
 mod calls;
+mod held;
 mod lent;
 mod puts;
 
@@ -18,7 +19,7 @@ use bytes::Bytes;
 use prost::Message;
 use tidepool_metadata::envelope::{self, Request};
 use tidepool_metadata::{ErrorKind, proto};
-use tidepool_transfer::{Engine, Handler, Pieces, Responder, Settings, Tls, TransferError};
+use tidepool_transfer::{Engine, Handler, Pieces, RegionTicket, Responder, Settings, Tls, TransferError};
 use tokio::runtime::Handle;
 use tonic::Status;
 
@@ -55,6 +56,8 @@ impl Reply {
 pub(crate) struct EngineApi {
     api: StoreApi,
     lent: LentMemories,
+    /// The DRAM tier, for peers that read it themselves.
+    segment: Option<RegionTicket>,
     runtime: Handle,
 }
 
@@ -97,7 +100,8 @@ pub(crate) fn tls(config: &crate::config::Engine) -> Result<Option<Tls>, Error> 
 
 /// Answers its messages by `api` from now on.
 pub(crate) fn serve(engine: &Engine, api: StoreApi, lent: LentMemories) {
-    engine.set_handler(Arc::new(EngineApi { api, lent, runtime: Handle::current() }));
+    let segment = held::register(engine, &api);
+    engine.set_handler(Arc::new(EngineApi { api, lent, segment, runtime: Handle::current() }));
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -23,6 +23,8 @@ pub(crate) struct AskedBatch {
     versions: Vec<VersionId>,
     freshness: Freshness,
     may_refer: bool,
+    /// Longer ones are left out.
+    largest: u64,
 }
 
 /// What became of an item of a batch get.
@@ -86,7 +88,9 @@ impl StoreApi {
         }
         let freshness = convert::freshness(request.fresh, request.seen_index);
         let tenant = self.tenant(&request.tenant).await?;
-        Ok(AskedBatch { tenant, keys, versions, freshness, may_refer: request.may_refer })
+        let most = u64::from(MAX_UNARY_BYTES);
+        let largest = if request.largest == 0 { most } else { request.largest.min(most) };
+        Ok(AskedBatch { tenant, keys, versions, freshness, may_refer: request.may_refer, largest })
     }
 
     /// Reads items from `first` on until a message is full: what is said of them, and their bytes as they lie. Some at a
@@ -105,12 +109,14 @@ impl StoreApi {
                 let item = self.open_item(asked, next).await;
                 if let Ok(Opened::Here(reader)) = &item {
                     let length = reader.description().range_length;
-                    announced += if length <= u64::from(MAX_UNARY_BYTES) { length } else { 0 };
+                    announced += if length <= asked.largest { length } else { 0 };
                 }
                 opened.push(item);
                 next += 1;
             }
-            items.extend(futures::future::join_all(opened.into_iter().map(read_small)).await);
+            items.extend(
+                futures::future::join_all(opened.into_iter().map(|item| read_small(item, asked.largest))).await,
+            );
         }
         let mut reply = proto::BatchGetReply { first: u32::try_from(first).unwrap_or(u32::MAX), ..Default::default() };
         let (mut values, mut tiers) = (Vec::new(), Vec::with_capacity(items.len()));
@@ -144,13 +150,13 @@ impl StoreApi {
     }
 }
 
-/// The bytes of an object of at most [`MAX_UNARY_BYTES`].
-async fn read_small(opened: Result<Opened, Error>) -> Result<Small, Error> {
+/// The bytes of an object of at most `largest`.
+async fn read_small(opened: Result<Opened, Error>, largest: u64) -> Result<Small, Error> {
     let mut reader = match opened? {
         Opened::Here(reader) => reader,
         Opened::Elsewhere(location, addresses) => return Ok(Small::Elsewhere(location, addresses)),
     };
-    if reader.description().range_length > u64::from(MAX_UNARY_BYTES) {
+    if reader.description().range_length > largest {
         return Ok(Small::TooLarge);
     }
     let known = reader.description().checksum;

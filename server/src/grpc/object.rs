@@ -164,5 +164,6 @@ pub(crate) fn describe(description: &ObjectDescription) -> proto::ObjectDescript
         tier: description.tier.to_owned(),
         version: description.version.to_string(),
         elsewhere: Vec::new(),
+        held: None,
     }
 }

@@ -10,7 +10,7 @@ use tidepool_metadata::catalog::{Located, ObjectLocation, Presence};
 use tidepool_metadata::{ObjectKey, TenantId, VersionId, checksum};
 use tidepool_replication::{CatalogError, CatalogHandle, Read};
 use tidepool_tiers::StoreError;
-use tidepool_tiers::store::{ByteRange, ObjectReader as StoreReader};
+use tidepool_tiers::store::{ByteRange, Hold, ObjectReader as StoreReader};
 
 use super::copies::{Arriving, Next};
 use super::{Freshness, NodeService, ObjectDescription, ObjectName, RangeRequest, error, remote};
@@ -300,6 +300,14 @@ impl ObjectReader {
     pub(crate) async fn ready(&self) {
         if let Source::Arriving(_, arriving) = &self.source {
             arriving.beyond(self.given).await;
+        }
+    }
+
+    /// Keeps the whole object where it is for `duration`, for a peer that reads it there; `None` if it is not in this node's DRAM.
+    pub(crate) fn hold(&self, duration: Duration) -> Option<Hold> {
+        match &self.source {
+            Source::Here(reader) => reader.hold(duration),
+            Source::There(_) | Source::Arriving(..) => None,
         }
     }
 

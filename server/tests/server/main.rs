@@ -11,6 +11,7 @@ mod native;
 mod pressure;
 mod process;
 mod races;
+mod rdma;
 mod starts;
 mod tenants;
 mod tls;

@@ -4,8 +4,8 @@ use std::io::{Read as _, Write as _};
 
 use bytes::Bytes;
 use tidepool_client::{
-    BatchGot, Client, ClientBuilder, ClientSettings, ErrorKind, Existence, GetOptions, LendableMemory, PutOptions,
-    PutOutcome,
+    BatchGot, Client, ClientBuilder, ClientSettings, ErrorKind, Existence, GetOptions, LendableMemory, OneSidedReads,
+    PutOptions, PutOutcome,
 };
 
 use crate::common::TestServer;
@@ -70,6 +70,43 @@ async fn objects_of_all_sizes_come_back_by_tcp() {
     let client = builder(&server).settings(settings).build().unwrap();
     objects_come_back(&client).await;
     assert_eq!(client.local_hits(), 0);
+}
+
+/// A client that reads the node's memory by whatever there is.
+fn one_sided(server: &TestServer) -> Client {
+    let one_sided_reads = OneSidedReads::Always;
+    builder(server)
+        .settings(ClientSettings { same_host: false, one_sided_reads, ..ClientSettings::default() })
+        .build()
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_read_where_they_lie() {
+    let server = TestServer::with(&["dram.capacity=256MiB"]).await;
+    let (client, store) = (one_sided(&server), server.server.node().service().store());
+    objects_come_back(&client).await;
+    // Get and get_into of the four sizes from 64 KiB on, and the batch with one of them.
+    assert_eq!(client.one_sided_reads(), 2 * 4 + 51);
+    // More than may be held comes with the answer.
+    let large = value(65 << 20, 1);
+    client.put("large", large.clone(), &PutOptions::default()).await.unwrap();
+    assert!(client.get("large").await.unwrap().unwrap().value == large);
+    assert_eq!(client.one_sided_reads(), 2 * 4 + 51);
+    // Holds end when the bytes were read.
+    while store.holds() != (0, 0) {
+        tokio::task::yield_now().await;
+    }
+    // A node that is another one, with other memory.
+    let addresses = server.server.addresses().clone();
+    let mut stopped = server.stop().await.0;
+    stopped.configure(|config| {
+        config.grpc.listen = addresses.grpc;
+        config.engine.listen = addresses.engine;
+    });
+    let server = stopped.start().await;
+    server.reconciled().await;
+    assert!(client.get("k1048576").await.unwrap().unwrap().value == value(1 << 20, 1));
 }
 
 #[tokio::test]
