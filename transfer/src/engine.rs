@@ -46,6 +46,18 @@ const NOTIFIERS: usize = 8;
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
+/// An engine that ends without regard to this: for what the engine keeps itself, such as its [`Handler`].
+#[derive(Clone, Debug, Default)]
+pub struct WeakEngine(Weak<Inner>);
+
+impl WeakEngine {
+    /// The engine, if it has not ended.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Engine> {
+        self.0.upgrade().map(Engine)
+    }
+}
+
 struct Inner {
     settings: Arc<Settings>,
     greeting: Greeting,
@@ -126,7 +138,12 @@ impl Engine {
     /// # Errors
     /// Of the settings, and of the system: an address that is in use, no descriptors.
     pub fn start(settings: Settings) -> Result<Self, TransferError> {
-        let settings = Arc::new(settings.validate()?);
+        let mut settings = settings.validate()?;
+        let rdma = Rdma::start(&settings.rdma);
+        if settings.listen_for_rdma_only && rdma.devices().is_empty() {
+            settings.listen.clear();
+        }
+        let settings = Arc::new(settings);
         let random = || stream::random().map_err(TransferError::system("draw a random number"));
         let socket_token = if settings.same_host && !settings.listen.is_empty() { random()? } else { 0 };
         let greeting = Greeting {
@@ -139,7 +156,6 @@ impl Engine {
             secret: [0; 32],
             connection: 0,
         };
-        let rdma = Rdma::start(&settings.rdma);
         let context = Arc::new(Context {
             settings: Arc::clone(&settings),
             greeting,
@@ -168,6 +184,12 @@ impl Engine {
             settings,
             context,
         })))
+    }
+
+    /// The same engine, not kept by that.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakEngine {
+        WeakEngine(Arc::downgrade(&self.0))
     }
 
     /// Where it listens, in the order of the settings.

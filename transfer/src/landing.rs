@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::batch::Batch;
-use crate::engine::{BatchOptions, Engine};
+use crate::engine::{BatchOptions, Engine, WeakEngine};
 use crate::error::{SliceError, TransferError};
 use crate::memory::Memory;
 use crate::slice::{AccessRights, Direction, RegionId, RemoteSlice, Request, SegmentId, Slice};
@@ -25,10 +25,10 @@ const AHEAD: usize = 4;
 /// Withdrawing waits so long for what is under way.
 const LET_GO: Duration = Duration::from_secs(1);
 
-/// Registered memory in slots of 1 MiB.
+/// Registered memory in slots of 1 MiB. Its engine is not kept by it.
 #[derive(Debug)]
 pub struct Landing {
-    engine: Engine,
+    engine: WeakEngine,
     memory: Memory,
     region: RegionId,
     free: Mutex<Vec<u64>>,
@@ -48,6 +48,12 @@ impl Landed<'_> {
     #[must_use]
     pub fn left(&self) -> u64 {
         self.left
+    }
+
+    /// Where those lie: in this memory, from this byte on. Only before [`Landing::read`] hears that they were taken.
+    #[must_use]
+    pub fn place(&self) -> (&Memory, u64) {
+        (self.memory, self.at)
     }
 
     /// Takes the next bytes, as many as `target` has.
@@ -92,7 +98,7 @@ impl Landing {
         let memory = Memory::anonymous(slots * SLOT_BYTES as usize).map_err(TransferError::system("map memory"))?;
         let region = engine.register(&memory, AccessRights::LOCAL, None)?.region;
         let free = Mutex::new((0..slots as u64).collect());
-        Ok(Self { engine: engine.clone(), memory, region, free, slots })
+        Ok(Self { engine: engine.downgrade(), memory, region, free, slots })
     }
 
     /// Reads ranges (first byte, bytes) of a segment, by this transport if one is given, and has them taken in order as they
@@ -108,6 +114,7 @@ impl Landing {
         deadline: Instant,
         mut take: impl FnMut(Landed<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
+        let engine = self.engine.upgrade().ok_or(TransferError::Closed)?;
         let mut steps = Steps { ranges: ranges.iter(), rest: (0, 0) };
         let free = {
             let mut free = self.free.lock();
@@ -127,7 +134,7 @@ impl Landing {
                 }
                 let bytes = requests.iter().map(|request| request.local.length).sum();
                 let options = BatchOptions { deadline: Some(deadline), transport, ..BatchOptions::default() };
-                match self.engine.submit(&requests, options) {
+                match engine.submit(&requests, options) {
                     Ok(batch) => reading.under_way.push_back((batch, slot, bytes)),
                     Err(error) => {
                         reading.free.push(slot);
@@ -138,7 +145,7 @@ impl Landing {
             let Some((batch, slot, bytes)) = reading.under_way.pop_front() else { return Ok(()) };
             let arrived = batch.wait().all();
             reading.free.push(slot);
-            arrived.map_err(|failure| self.engine.failed(segment, failure))?;
+            arrived.map_err(|failure| engine.failed(segment, failure))?;
             take(Landed { memory: &self.memory, at: slot * SLOT_BYTES, left: bytes })?;
         }
     }
@@ -146,8 +153,8 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        // An engine that was closed has withdrawn it.
-        let _withdrawn = self.engine.unregister(self.region, Instant::now() + LET_GO);
+        // An engine that has ended has withdrawn it.
+        let _withdrawn = self.engine.upgrade().map(|engine| engine.unregister(self.region, Instant::now() + LET_GO));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Memory of this process from which a node on this host can copy: whoever puts values from it sends only where they lie.
 //!
-//! It is made before anybody knows which nodes there are, and lent to each with the first put from it, over a connection of
-//! its own ([`Lent`]). What a slice of bytes lies in is found by its address ([`Lendable::of`]), so that those who hand
+//! It is made before anybody knows which nodes there are, and lent to each with the first put from it, by a
+//! [`Loan`] of its own. What a slice of bytes lies in is found by its address ([`Lendable::of`]), so that those who hand
 //! bytes on need not know.
 //!
 //! Its memfd is sealed against shrinking, and never written by others. It goes back to the system when the owner has
@@ -16,12 +16,11 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::handover::Lent;
+use crate::loan::Loan;
 use crate::memory::{Memory, PeerMapping};
 
 /// A node that took no memory is left alone for so long.
@@ -53,7 +52,7 @@ struct Inner {
 pub struct Borrower(u64);
 
 enum State {
-    Lent(Arc<Lent>),
+    Lent(Arc<Loan>),
     /// The node is being asked, or took it not, and is not asked again before this.
     Refused(Instant),
 }
@@ -130,10 +129,10 @@ impl Lendable {
         (first + bytes.len() <= end - start).then_some(first as u64)
     }
 
-    /// Lends it to the node that listens at `socket`, unless it is lent already. `None`: the node does not take it, or did
-    /// not a moment ago, or another thread is lending it just now.
+    /// Has `lend` lend it to a node, unless it is lent already. `None`: the node does not take it, or did not a moment ago, or
+    /// another thread is lending it just now.
     #[must_use]
-    pub fn lend(&self, borrower: Borrower, socket: &Path) -> Option<Arc<Lent>> {
+    pub fn lend(&self, borrower: Borrower, lend: impl FnOnce(&Memory) -> io::Result<Loan>) -> Option<Arc<Loan>> {
         {
             let mut lent = tried(|| self.0.lent.try_lock())?;
             // Until it has answered, which takes less time; whatever happens meanwhile, it is asked again then.
@@ -145,8 +144,8 @@ impl Lendable {
                 None => lent.push((borrower, refused)),
             }
         }
-        let taken = Lent::new(socket, &self.0.memory).map(Arc::new).inspect_err(|error| {
-            tracing::info!(%error, socket = %socket.display(), bytes = self.0.range.len(), "memory is not lent");
+        let taken = lend(&self.0.memory).map(Arc::new).inspect_err(|error| {
+            tracing::info!(%error, bytes = self.0.range.len(), "memory is not lent");
         });
         let taken = taken.ok()?;
         let mut lent = tried(|| self.0.lent.try_lock())?;
@@ -157,10 +156,8 @@ impl Lendable {
     }
 
     /// The node no longer has `gone`: the next time it is lent anew.
-    pub fn forget(&self, gone: &Arc<Lent>) {
-        if let Some(mut lent) = tried(|| self.0.lent.try_lock()) {
-            lent.retain(|(_, state)| !matches!(state, State::Lent(lent) if Arc::ptr_eq(lent, gone)));
-        }
+    pub fn forget(&self, gone: &Arc<Loan>) {
+        self.0.take_back(|(_, state)| matches!(state, State::Lent(lent) if Arc::ptr_eq(lent, gone)));
     }
 }
 
@@ -177,11 +174,17 @@ impl Borrower {
     pub fn end(self) {
         let all: Vec<_> =
             tried(|| ALL.try_read()).iter().flat_map(|all| all.values().filter_map(Weak::upgrade)).collect();
-        for inner in all {
-            if let Some(mut lent) = tried(|| inner.lent.try_lock()) {
-                lent.retain(|(borrower, _)| *borrower != self);
-            }
-        }
+        all.iter().for_each(|inner| inner.take_back(|(borrower, _)| *borrower == self));
+    }
+}
+
+impl Inner {
+    fn take_back(&self, mut is_gone: impl FnMut(&(Borrower, State)) -> bool) {
+        let Some(mut lent) = tried(|| self.lent.try_lock()) else { return };
+        let gone: Vec<_> = lent.extract_if(.., |lent| is_gone(lent)).collect();
+        // Ending a loan may take a moment.
+        drop(lent);
+        drop(gone);
     }
 }
 
@@ -218,6 +221,7 @@ mod process;
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
 
     use super::process::in_own_process;
     use super::*;
@@ -230,13 +234,17 @@ mod tests {
         (folder, path, listener)
     }
 
+    fn by(socket: &Path) -> impl FnOnce(&Memory) -> io::Result<Loan> {
+        |memory| Loan::by_socket(socket, memory)
+    }
+
     /// Lends to a node that answers so.
     fn lend(
         memory: &Lendable,
         to: Borrower,
         (path, listener): (&Path, &UnixListener),
         answer: [u8; 8],
-    ) -> (Option<Arc<Lent>>, UnixStream) {
+    ) -> (Option<Arc<Loan>>, UnixStream) {
         std::thread::scope(|scope| {
             let taking = scope.spawn(|| {
                 let mut stream = listener.accept().expect("a client").0;
@@ -244,7 +252,7 @@ mod tests {
                 stream.write_all(&answer).expect("answered");
                 stream
             });
-            (memory.lend(to, path), taking.join().expect("no panic"))
+            (memory.lend(to, by(path)), taking.join().expect("no panic"))
         })
     }
 
@@ -285,7 +293,7 @@ mod tests {
         let (lent, mut stream) = lend(&memory, first, at, TAKEN);
         let lent = lent.expect("taken");
         // Nobody accepts these.
-        assert!(Arc::ptr_eq(&memory.lend(first, &path).expect("lent"), &lent));
+        assert!(Arc::ptr_eq(&memory.lend(first, by(&path)).expect("lent"), &lent));
         let (other, _other_stream) = lend(&memory, second, at, TAKEN);
         assert!(!Arc::ptr_eq(&other.expect("taken"), &lent));
         memory.forget(&lent);
@@ -305,7 +313,7 @@ mod tests {
         let (memory, borrower) = (Lendable::of(&memory).expect("in it"), Borrower::new());
         assert!(lend(&memory, borrower, (&path, &listener), REFUSED).0.is_none());
         listener.set_nonblocking(true).expect("set");
-        assert!(memory.lend(borrower, &path).is_none());
+        assert!(memory.lend(borrower, by(&path)).is_none());
         assert_eq!(listener.accept().expect_err("nobody asked").kind(), io::ErrorKind::WouldBlock);
         // As after that while.
         memory.0.lent.lock().expect("not poisoned")[0].1 = State::Refused(Instant::now());
@@ -329,7 +337,7 @@ mod tests {
                 stream.write_all(&TAKEN).expect("answered");
                 has_ended.recv().expect("it ends");
             });
-            assert!(memory.lend(borrower, &path).is_none());
+            assert!(memory.lend(borrower, by(&path)).is_none());
             ended.send(()).expect("waits");
         });
         // As after a while.
@@ -348,7 +356,7 @@ mod tests {
             let memory = LendableMemory::allocate(4096).expect("memory");
             let found = Lendable::of(&memory).expect("in it");
             let held = found.0.lent.lock().expect("not poisoned");
-            assert!(found.lend(Borrower::new(), Path::new("/nowhere")).is_none());
+            assert!(found.lend(Borrower::new(), by(Path::new("/nowhere"))).is_none());
             drop(held);
             let held = ALL.write().expect("not poisoned");
             assert!(Lendable::of(&memory).is_none());

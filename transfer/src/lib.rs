@@ -29,6 +29,7 @@ mod handover;
 mod landing;
 mod lend;
 mod lendable;
+mod loan;
 mod memory;
 mod message;
 mod notify;
@@ -60,7 +61,7 @@ mod wire;
 
 pub use addressed::{AddressedEngine, AddressedError, AddressedRange};
 pub use batch::{Batch, Outcome};
-pub use engine::{BatchOptions, Engine, RegionTicket, Totals};
+pub use engine::{BatchOptions, Engine, RegionTicket, Totals, WeakEngine};
 pub use error::{Failure, Kind, SliceError, TransferError};
 pub use exchange::{Answer, Answered};
 #[cfg(feature = "faults")]
@@ -68,6 +69,7 @@ pub use faulty::Faults;
 pub use handover::{LendOffer, Lent, REFUSED, TAKEN, take_offer};
 pub use landing::{Landed, Landing};
 pub use lendable::{Borrower, Lendable, LendableMemory};
+pub use loan::{Loan, Registered};
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Reply, Responder};
 pub use pieces::Pieces;

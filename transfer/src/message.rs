@@ -5,6 +5,7 @@
 //! asking side is `control`.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -38,6 +39,12 @@ pub struct Responder {
 impl Responder {
     pub(crate) fn new(replies: Arc<Replies>, id: u64) -> Self {
         Self { replies: Some(replies), id }
+    }
+
+    /// Where the asking peer is; `None` if it came over a unix socket.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.replies.as_ref()?.peer_address()
     }
 
     /// Answers. A peer that is gone is not told; one that takes no byte for 10 s loses its connection. Longer answers

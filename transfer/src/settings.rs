@@ -10,6 +10,8 @@ use crate::tls::Tls;
 pub struct Settings {
     /// Addresses to listen on, `host:port`; port 0 picks one. None: peers can't reach this engine. Default: none.
     pub listen: Vec<String>,
+    /// Listen only if there is an RDMA device: for engines that peers have no other reason to reach. Default: false.
+    pub listen_for_rdma_only: bool,
     /// Addresses that peers are told of, `host:port`: each is a rail to this engine. Default: those it listens on, without
     /// those that stand for all addresses of the host.
     pub advertise: Vec<String>,
@@ -97,6 +99,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
+            listen_for_rdma_only: false,
             advertise: Vec::new(),
             secret: None,
             tls: None,

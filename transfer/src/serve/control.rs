@@ -42,6 +42,11 @@ pub(crate) struct Replies {
 }
 
 impl Replies {
+    /// Whose requests they answer.
+    pub(crate) fn peer_address(&self) -> Option<std::net::SocketAddr> {
+        self.connection.stream.peer_address()
+    }
+
     /// Answers message `id`.
     pub(crate) fn answer(&self, id: u64, reply: Result<&[&[u8]], Failure>) {
         self.unanswered.fetch_sub(1, Ordering::AcqRel);

@@ -1,0 +1,67 @@
+//! Memory of this process that a node may read, and how it comes to it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::engine::{Engine, RegionTicket};
+use crate::handover::Lent;
+use crate::memory::Memory;
+use crate::slice::AccessRights;
+
+/// Memory that a node may read until this is dropped.
+#[derive(Debug)]
+pub enum Loan {
+    /// The node is on this host and maps it.
+    Mapped(Lent),
+    /// The node's engine reads it, by a device if there is one.
+    Registered(Registered),
+}
+
+/// Memory that is registered until this is dropped.
+#[derive(Debug)]
+pub struct Registered {
+    engine: Engine,
+    ticket: RegionTicket,
+}
+
+impl Loan {
+    /// To the node on this host that listens at `socket`.
+    ///
+    /// # Errors
+    /// Those of [`Lent::new`].
+    pub fn by_socket(socket: &Path, memory: &Memory) -> io::Result<Self> {
+        Lent::new(socket, memory).map(Self::Mapped)
+    }
+
+    /// To whoever is told the ticket.
+    ///
+    /// # Errors
+    /// Those of [`Engine::register`].
+    pub fn by_engine(engine: &Engine, memory: &Memory) -> io::Result<Self> {
+        let ticket = engine.register(memory, AccessRights::READ, None).map_err(io::Error::other)?;
+        Ok(Self::Registered(Registered { engine: engine.clone(), ticket }))
+    }
+}
+
+impl Registered {
+    /// What the node has to be told.
+    #[must_use]
+    pub fn ticket(&self) -> RegionTicket {
+        self.ticket
+    }
+
+    /// Where its engine listens; 0: nowhere.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.engine.addresses().first().map_or(0, SocketAddr::port)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // An engine that was closed has withdrawn it.
+        let _withdrawn = self.engine.unregister(self.ticket.region, Instant::now());
+    }
+}
