@@ -329,6 +329,12 @@ impl Client {
         self.inner.shared_reads.reads()
     }
 
+    /// How many puts' values nodes have read from this client's memory themselves: see [`ClientSettings::one_sided_reads`].
+    #[must_use]
+    pub fn one_sided_puts(&self) -> u64 {
+        self.inner.shared_reads.puts()
+    }
+
     pub(crate) fn shared_reads(&self) -> &Arc<SharedReads> {
         &self.inner.shared_reads
     }

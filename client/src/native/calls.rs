@@ -214,27 +214,35 @@ impl Link {
     ) -> Result<proto::BatchPutReply, Error> {
         let total: usize = values.iter().map(Bytes::len).sum();
         message.lengths = values.iter().map(|value| value.len() as u64).collect();
+        let may_lend = total >= STAGED_FROM && (self.is_here || self.one_sided.is_possible(&self.engine, self.peer));
         // Once more where the node has been restarted.
         for _ in 0..2 {
-            let Some(placed) = (total >= STAGED_FROM).then(|| self.lending.place(values)).flatten() else { break };
-            message.memory = Some(placed.place.clone());
+            let Some(placed) = may_lend.then(|| self.lending.place(values)).flatten() else { break };
+            let mut message = message.clone();
+            placed.say(&mut message);
             message.checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
             match self.ask(operation, EngineMethod::Put, &message, &[], deadline) {
                 Err(error) if error.reason() == "NOT_LENT" => placed.forget(),
+                Err(error) if error.reason() == "NOT_READ" => {
+                    return self.put_behind(operation, message, values, deadline);
+                }
                 answer => {
                     let reply = answer?.0;
                     self.lent_puts.fetch_add(1, Ordering::Relaxed);
+                    self.one_sided.note_put(&message);
                     return Ok(reply);
                 }
             }
         }
-        if total >= STAGED_FROM
-            && let Some(staged) = self.staging.stage(values)
-        {
-            message.memory = Some(staged.memory.clone());
+        if may_lend && let Some(staged) = self.staging.stage(values) {
+            let mut message = message.clone();
+            staged.say(&mut message);
             message.checksums.clone_from(&staged.checksums);
             match self.ask(operation, EngineMethod::Put, &message, &[], deadline) {
                 Err(error) if error.reason() == "NOT_LENT" => self.staging.renew(),
+                Err(error) if error.reason() == "NOT_READ" => {
+                    return self.put_behind(operation, message, values, deadline);
+                }
                 Err(error) => {
                     if !matches!(&error, Error::Refused(refusal) if !refusal.is_transport) {
                         staged.abandon();
@@ -242,11 +250,26 @@ impl Link {
                     }
                     return Err(error);
                 }
-                Ok((reply, _)) => return Ok(reply),
+                Ok((reply, _)) => {
+                    self.one_sided.note_put(&message);
+                    return Ok(reply);
+                }
             }
         }
-        message.memory = None;
         message.checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
+        Ok(self.ask(operation, EngineMethod::Put, &message, values, deadline)?.0)
+    }
+
+    /// Sends the values that the node could not read.
+    fn put_behind(
+        &self,
+        operation: &'static str,
+        mut message: proto::PutItemsRequest,
+        values: &[Bytes],
+        deadline: Instant,
+    ) -> Result<proto::BatchPutReply, Error> {
+        self.one_sided.failed();
+        (message.memory, message.readable) = (None, None);
         Ok(self.ask(operation, EngineMethod::Put, &message, values, deadline)?.0)
     }
 

@@ -6,6 +6,7 @@
 
 mod calls;
 mod lending;
+mod means;
 mod one_sided;
 mod others;
 mod staging;
@@ -21,11 +22,13 @@ use tidepool_transfer::{Engine, PeerId, Settings, TransferError};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tonic::transport::Channel;
 
+use crate::builder::OneSidedReads;
 use crate::call::Client;
 use crate::endpoint::ServerAddress;
 use crate::local::LocalReads;
 pub(crate) use calls::{Filling, Got, MOST_PUT_BYTES, Target};
 use lending::Lending;
+use means::Means;
 use one_sided::OneSided;
 pub(crate) use one_sided::Shared as SharedReads;
 pub(crate) use others::Others;
@@ -36,6 +39,9 @@ use times::{Allowance, Times};
 /// has none.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
+/// Where this client's engine listens: on all addresses of both families, at a port that is free.
+const ANYWHERE: &str = "[::]:0";
 
 /// The engine of one node, as far as it can be had.
 pub(crate) struct Native {
@@ -54,6 +60,8 @@ pub(crate) struct Link {
     lending: Lending,
     staging: Staging,
     one_sided: OneSided,
+    /// The node is on this host.
+    is_here: bool,
     lent_puts: Arc<AtomicU64>,
     /// Of its gets.
     times: Times,
@@ -157,10 +165,12 @@ impl Client {
             OneSided::new(self.settings().one_sided_reads, Arc::clone(self.shared_reads()), folder.is_some());
         let linked = blocking(move || {
             let peer = engine.connect(&engine_address, Instant::now() + timeout)?;
-            let socket = folder.map(|folder| folder.join("memory.sock"));
-            let (lending, staging) = (Lending::new(socket.clone()), Staging::new(socket));
+            let is_here = folder.is_some();
+            let by_device = || (!engine.addresses().is_empty()).then(|| Means::Device(engine.clone()));
+            let means = folder.map(|folder| Means::Socket(folder.join("memory.sock"))).or_else(by_device);
+            let (lending, staging) = (Lending::new(means.clone()), Staging::new(means));
             let times = Times::default();
-            Ok::<_, TransferError>(Link { engine, peer, lending, staging, one_sided, lent_puts, times })
+            Ok::<_, TransferError>(Link { engine, peer, lending, staging, one_sided, is_here, lent_puts, times })
         });
         match linked.await {
             Ok(link) => {
@@ -184,8 +194,18 @@ impl Client {
         let mut started = lock(self.started_engine());
         if started.is_none() {
             let (same_host, tls) = (self.settings().same_host, self.settings().engine_tls.clone());
-            let settings = Settings { secret: self.secret_digest(), same_host, tls, ..Settings::default() };
+            // Nodes read values from here by their devices.
+            let wanted = self.settings().one_sided_reads;
+            let listen = if wanted == OneSidedReads::Never { Vec::new() } else { vec![ANYWHERE.to_owned()] };
+            let listen_for_rdma_only = wanted == OneSidedReads::Rdma;
+            let secret = self.secret_digest();
+            let settings = Settings { secret, listen, listen_for_rdma_only, same_host, tls, ..Settings::default() };
+            let without = Settings { listen: Vec::new(), ..settings.clone() };
             *started = Engine::start(settings)
+                .or_else(|error| {
+                    tracing::debug!(%error, "nodes can't read this client's memory");
+                    Engine::start(without)
+                })
                 .inspect_err(|error| tracing::warn!(%error, "no transfer engine: calls go by gRPC"))
                 .ok();
         }

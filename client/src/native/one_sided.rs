@@ -1,4 +1,5 @@
-//! Reads of a node's memory by an RDMA device, which asks no thread there.
+//! Reads of memory by an RDMA device, which asks no thread there: this client's of a node's memory, and whether a node may read
+//! this client's.
 //!
 //! The node answers where the object lies and holds it there for a time. This side reads, looks whether that time was over
 //! and whether a generation has changed, sums the bytes up, and ends the hold. If any of it fails, the object is asked for
@@ -37,11 +38,16 @@ const END_TIME: Duration = Duration::from_secs(5);
 pub(crate) struct Shared {
     landing: OnceLock<Option<Landing>>,
     reads: AtomicU64,
+    puts: AtomicU64,
 }
 
 impl Shared {
     pub(crate) fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn puts(&self) -> u64 {
+        self.puts.load(Ordering::Relaxed)
     }
 
     fn landing(&self, engine: &Engine) -> Option<&Landing> {
@@ -91,8 +97,15 @@ impl OneSided {
         state.is_possible
     }
 
+    /// Counts a put whose values the node has read itself.
+    pub(super) fn note_put(&self, message: &proto::PutItemsRequest) {
+        if message.readable.is_some() {
+            self.shared.puts.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Not for a while.
-    fn failed(&self) {
+    pub(super) fn failed(&self) {
         let mut state = lock(&self.state);
         (state.is_possible, state.looked) = (false, Some(Instant::now()));
     }
@@ -315,6 +328,7 @@ mod tests {
             lending: Lending::new(None),
             staging: Staging::new(None),
             one_sided: OneSided::new(OneSidedReads::Always, Arc::clone(&shared), false),
+            is_here: false,
             lent_puts: Arc::default(),
             times: Times::default(),
         };

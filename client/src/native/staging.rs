@@ -1,15 +1,16 @@
-//! Memory of this client that the node on this host copies from: a put is written here, and its message says where.
+//! Memory of this client that the node copies or reads from: a put is written here, and its message says where.
 //!
 //! One copy here and one there, without a socket between. Made and lent with the first put that is worth it.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crc32fast::Hasher;
 use tidepool_metadata::proto;
-use tidepool_transfer::{Lent, Memory, PeerMapping};
+use tidepool_transfer::{Loan, Memory, PeerMapping};
+
+use super::means::{self, Means};
 
 /// Bytes of a slot: the largest group of values that is staged.
 pub(super) const SLOT_BYTES: usize = 4 << 20;
@@ -21,8 +22,8 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// The memory, once there is some.
 pub(super) struct Staging {
-    /// None: the node is elsewhere.
-    socket: Option<PathBuf>,
+    /// None: it is lent nothing.
+    means: Option<Means>,
     state: Mutex<State>,
 }
 
@@ -34,7 +35,7 @@ struct State {
 
 struct Ring {
     memory: Memory,
-    lent: Lent,
+    loan: Loan,
     free: Mutex<Vec<usize>>,
 }
 
@@ -42,15 +43,14 @@ struct Ring {
 pub(super) struct Staged {
     ring: Arc<Ring>,
     slot: Option<usize>,
-    /// Where they lie, for the node.
-    pub(super) memory: proto::LentMemory,
+    offsets: Vec<u64>,
     /// CRC-32 of each.
     pub(super) checksums: Vec<u32>,
 }
 
 impl Staging {
-    pub(super) fn new(socket: Option<PathBuf>) -> Self {
-        Self { socket, state: Mutex::default() }
+    pub(super) fn new(means: Option<Means>) -> Self {
+        Self { means, state: Mutex::default() }
     }
 
     /// Copies the values to where the node finds them. `None`: there is no room, or no such node; send them.
@@ -59,12 +59,11 @@ impl Staging {
         let ring = self.ring().filter(|_| total <= SLOT_BYTES)?;
         let slot = ring.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
         // From here on the slot is given back whatever happens.
-        let id = ring.lent.id().to_le_bytes().to_vec().into();
-        let memory = proto::LentMemory { id, offsets: Vec::with_capacity(values.len()) };
-        let mut staged = Staged { ring, slot: Some(slot), memory, checksums: Vec::with_capacity(values.len()) };
+        let (offsets, checksums) = (Vec::with_capacity(values.len()), Vec::with_capacity(values.len()));
+        let mut staged = Staged { ring, slot: Some(slot), offsets, checksums };
         let mut at = (slot * SLOT_BYTES) as u64;
         for value in values {
-            staged.memory.offsets.push(at);
+            staged.offsets.push(at);
             let mut sum = Hasher::new();
             for step in value.chunks(STEP_BYTES) {
                 staged.ring.memory.write_at(at, step).ok()?;
@@ -82,7 +81,7 @@ impl Staging {
     }
 
     fn ring(&self) -> Option<Arc<Ring>> {
-        let socket = self.socket.as_ref()?;
+        let means = self.means.as_ref()?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ring) = &state.ring {
             return Some(Arc::clone(ring));
@@ -92,13 +91,13 @@ impl Staging {
         }
         state.again = Some(Instant::now() + AGAIN_AFTER);
         let made = Memory::shared(SLOTS * SLOT_BYTES, PeerMapping::ReadOnly).and_then(|memory| {
-            let (lent, free) = (Lent::new(socket, &memory)?, Mutex::new((0..SLOTS).collect()));
-            Ok(Arc::new(Ring { memory, lent, free }))
+            let (loan, free) = (means.lend(&memory)?, Mutex::new((0..SLOTS).collect()));
+            Ok(Arc::new(Ring { memory, loan, free }))
         });
         match made {
             Ok(ring) => state.ring.insert(ring).clone().into(),
             Err(error) => {
-                tracing::debug!(%error, socket = %socket.display(), "values are sent, not copied from memory");
+                tracing::debug!(%error, ?means, "values are sent, not copied from memory");
                 None
             }
         }
@@ -106,6 +105,11 @@ impl Staging {
 }
 
 impl Staged {
+    /// Says where they lie, for the node.
+    pub(super) fn say(&self, message: &mut proto::PutItemsRequest) {
+        means::say(message, &self.ring.loan, self.offsets.clone());
+    }
+
     /// The node has not answered, and may be copying still: the room is not used again.
     pub(super) fn abandon(mut self) {
         self.slot = None;

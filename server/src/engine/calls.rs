@@ -22,7 +22,7 @@ pub(super) fn decode<M: Message + Default>(bytes: impl Buf) -> Result<M, Error> 
 impl EngineApi {
     pub(super) fn call(&self, request: &Request<'_>, responder: Responder) {
         let begun = match request.method {
-            EngineMethod::Put => self.put(request),
+            EngineMethod::Put => self.put(request, responder.peer_address()),
             EngineMethod::Get => {
                 let (segment, time) = (self.segment, request.time);
                 self.begin(request, move |api, message| api.get_whole(message, segment, time))

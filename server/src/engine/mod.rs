@@ -8,6 +8,7 @@ mod calls;
 mod held;
 mod lent;
 mod puts;
+mod readable;
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -29,6 +30,7 @@ use crate::error::Error;
 use crate::grpc::StoreApi;
 
 pub(crate) use lent::{LentMemories, MemoryListener};
+use readable::Readable;
 
 /// A caller that names more time gets this much.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -58,6 +60,7 @@ pub(crate) struct EngineApi {
     lent: LentMemories,
     /// The DRAM tier, for peers that read it themselves.
     segment: Option<RegionTicket>,
+    readable: Readable,
     runtime: Handle,
 }
 
@@ -101,7 +104,13 @@ pub(crate) fn tls(config: &crate::config::Engine) -> Result<Option<Tls>, Error> 
 /// Answers its messages by `api` from now on.
 pub(crate) fn serve(engine: &Engine, api: StoreApi, lent: LentMemories) {
     let segment = held::register(engine, &api);
-    engine.set_handler(Arc::new(EngineApi { api, lent, segment, runtime: Handle::current() }));
+    engine.set_handler(Arc::new(EngineApi {
+        api,
+        lent,
+        segment,
+        readable: Readable::new(engine),
+        runtime: Handle::current(),
+    }));
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -1,6 +1,7 @@
 //! Puts: their values come behind the message, as they come or all at once, or lie in lent memory.
 
-use std::time::Instant;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use tidepool_metadata::envelope::{Head, REQUEST_BYTES, Request};
@@ -13,7 +14,7 @@ use super::calls::{Begun, decode};
 use super::{Answer, EngineApi, Reply, send};
 use crate::error::Error;
 use crate::grpc::{StoreApi, convert};
-use crate::node::{FilledBatch, ObjectName, PutDone, PutItem, PutOptions, Value};
+use crate::node::{FilledBatch, ObjectName, PutDone, PutItem, PutOptions, ReservedBatch, Value};
 
 /// Bytes of a put's message, without its values, up to which values are taken as they come.
 const MOST_MESSAGE_BYTES: u64 = 1 << 20;
@@ -44,7 +45,7 @@ impl Put {
     /// Bytes of all values, if those are behind the message that it says.
     fn values_behind(&self, behind: u64) -> Result<u64, Error> {
         let total = self.message.lengths.iter().try_fold(0_u64, |total, &length| total.checked_add(length));
-        if total != Some(behind) || self.message.memory.is_some() {
+        if total != Some(behind) || self.message.memory.is_some() || self.message.readable.is_some() {
             return Err(mismatch(format!("{behind} bytes came for lengths of {total:?} in all")));
         }
         Ok(behind)
@@ -52,6 +53,13 @@ impl Put {
 
     fn names(&self, tenant: TenantId) -> impl Iterator<Item = ObjectName> + '_ {
         self.keys.iter().map(move |key| ObjectName { tenant, key: key.clone() })
+    }
+
+    /// Finds places for the values.
+    async fn reserve(&self, api: &StoreApi) -> Result<ReservedBatch, Error> {
+        let tenant = api.tenant(&self.message.tenant).await?;
+        let objects = self.names(tenant).zip(self.message.lengths.iter().copied()).collect();
+        Ok(api.service.reserve_batch(objects, &self.options).await)
     }
 
     /// Brings the values to their places.
@@ -67,9 +75,15 @@ impl Put {
 }
 
 impl EngineApi {
-    /// One value or many, from behind the message or from lent memory.
-    pub(super) fn put(&self, request: &Request<'_>) -> Result<Begun, Error> {
+    /// One value or many, from behind the message, from lent memory, or from where this node reads them itself.
+    pub(super) fn put(&self, request: &Request<'_>, from: Option<SocketAddr>) -> Result<Begun, Error> {
         let put = Put::decode(Bytes::copy_from_slice(request.message))?;
+        if put.message.readable.is_some() {
+            return match request.values {
+                [] => self.read(put, from, request.time),
+                behind => Err(mismatch(format!("{} bytes came with values that lie elsewhere", behind.len()))),
+            };
+        }
         let values = self.values(&put.message, request.values)?;
         let inflight = self.api.inflight.admit(values.iter().map(Value::length).sum())?;
         // Copied from the connection's buffer to their places, if room for them can be had without waiting. What is given
@@ -78,6 +92,19 @@ impl EngineApi {
             return Ok(Self::complete(filled?, inflight));
         }
         Ok(self.wait_for_room(put, request.values.to_vec(), inflight))
+    }
+
+    /// A put whose values this node reads itself.
+    fn read(&self, put: Put, from: Option<SocketAddr>, time: Duration) -> Result<Begun, Error> {
+        let total = put.message.lengths.iter().try_fold(0_u64, |total, &length| total.checked_add(length));
+        let total = total.ok_or_else(|| mismatch("the lengths have no sum".into()))?;
+        let (this, inflight) = (self.clone(), self.api.inflight.admit(total)?);
+        Ok(Box::pin(async move {
+            let _inflight = inflight;
+            let reserved = put.reserve(&this.api).await?;
+            let filled = this.readable.fill(reserved, put.message, from, time).await?;
+            put_reply(filled.complete().await)
+        }))
     }
 
     /// Ends a put whose values are in their places.
@@ -132,12 +159,7 @@ impl EngineApi {
             Ok(admitted) => admitted,
             Err(error) => return Ok(Err(error)),
         };
-        let reserve = async {
-            let tenant = self.api.tenant(&put.message.tenant).await?;
-            let objects = put.names(tenant).zip(put.message.lengths.iter().copied()).collect();
-            Ok(self.api.service.reserve_batch(objects, &put.options).await)
-        };
-        let Some(reserved) = self.now(reserve) else {
+        let Some(reserved) = self.now(put.reserve(&self.api)) else {
             return Ok(Ok(self.wait_for_room(put, request.take(u64::MAX)?, inflight)));
         };
         let reserved = match reserved {

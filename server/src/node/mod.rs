@@ -47,7 +47,7 @@ pub use get::ObjectReader;
 pub(crate) use get::Opened;
 pub(crate) use liveness::SUSPECT_AFTER;
 pub use manage::{NodeInfo, ObjectReport};
-pub(crate) use put::FilledBatch;
+pub(crate) use put::{FilledBatch, ReservedBatch};
 pub use put::{Reservation, Reserve};
 pub use reconcile::Reconciled;
 pub use remote::Remotes;

@@ -88,6 +88,8 @@ async fn objects_are_read_where_they_lie() {
     objects_come_back(&client).await;
     // Get and get_into of the four sizes from 64 KiB on, and the batch with one of them.
     assert_eq!(client.one_sided_reads(), 2 * 4 + 51);
+    // Staged in the client's memory and read from there: those from 32 KiB to 4 MiB, and two messages of the batch.
+    assert_eq!(client.one_sided_puts(), 3 + 2);
     // More than may be held comes with the answer.
     let large = value(65 << 20, 1);
     client.put("large", large.clone(), &PutOptions::default()).await.unwrap();
@@ -107,6 +109,33 @@ async fn objects_are_read_where_they_lie() {
     let server = stopped.start().await;
     server.reconciled().await;
     assert!(client.get("k1048576").await.unwrap().unwrap().value == value(1 << 20, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_reads_values_where_they_lie_in_lendable_memory() {
+    let server = TestServer::with(&["dram.capacity=256MiB"]).await;
+    let (client, store) = (one_sided(&server), server.server.node().service().store());
+    let bytes = value(8 << 20, 1);
+    let memory = lendable(&bytes);
+    let options = PutOptions::default();
+    for (index, range) in [0..8 << 20, 1..100_000, 3 << 20..(3 << 20) + 70_001].into_iter().enumerate() {
+        client.put(format!("k{index}"), memory.slice(range.clone()), &options).await.unwrap();
+        assert!(client.get(format!("k{index}")).await.unwrap().unwrap().value == bytes[range]);
+    }
+    let items: Vec<(String, Bytes)> =
+        (0..20).map(|index| (format!("b{index}"), memory.slice(index * 100_000..(index + 1) * 100_000))).collect();
+    assert!(client.put_batch(&items, &options).await.unwrap().iter().all(Result::is_ok));
+    for (key, bytes) in &items {
+        assert!(client.get(key).await.unwrap().unwrap().value == *bytes);
+    }
+    assert_eq!((client.lent_puts(), client.one_sided_puts()), (4, 4));
+    // A client that is gone: what the node knows of it is no use.
+    drop(client);
+    let client = one_sided(&server);
+    client.put("again", memory.slice(0..1 << 20), &options).await.unwrap();
+    assert_eq!(client.one_sided_puts(), 1);
+    let reserved = store.tiers_report().iter().map(|tier| tier.reserved).sum::<u64>();
+    assert_eq!(reserved, 0);
 }
 
 #[tokio::test]
@@ -236,11 +265,29 @@ async fn hostile_messages_are_refused_and_store_nothing() {
         assert_eq!(ask(&put(|message| message.checksums = vec![1, 2])), "LENGTH_MISMATCH");
         let memory = ask(&put(|message| message.memory = Some(proto::LentMemory::default())));
         assert_eq!(memory, if length == 3 { "NOT_LENT" } else { "LENGTH_MISMATCH" });
+        let readable = ask(&put(|message| message.readable = Some(proto::ReadableMemory::default())));
+        assert_eq!(readable, "LENGTH_MISMATCH", "values behind it, too");
         assert_eq!(ask(&put_of(length, |message| message.tenant = "nobody".into())), "UNKNOWN_TENANT");
         let mut cut = put(|_| {});
         cut[5..9].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(ask(&cut), "UNIMPLEMENTED", "a message longer than all of it");
     }
+    // Values that the node is to read itself, where there are none.
+    let readable = |change: fn(&mut proto::ReadableMemory)| {
+        let (port, key, offsets) = (1, vec![0; 16].into(), vec![0]);
+        let mut readable = proto::ReadableMemory { port, region: 1, key, length: 1 << 20, offsets };
+        change(&mut readable);
+        let (keys, lengths) = (vec!["k".into()], vec![100_000]);
+        let message = proto::PutItemsRequest { keys, lengths, readable: Some(readable), ..Default::default() };
+        ask(&envelope::request(EngineMethod::Put, std::time::Duration::from_secs(1), &message))
+    };
+    assert_eq!(readable(|readable| readable.offsets.clear()), "LENGTH_MISMATCH");
+    assert_eq!(readable(|readable| readable.offsets[0] = u64::MAX), "BAD_RANGE");
+    assert_eq!(readable(|readable| readable.length = 99_999), "BAD_RANGE");
+    // Over a unix socket nobody knows where the client is; else nothing listens there.
+    assert_eq!(readable(|_| ()), "NOT_READ");
+    assert_eq!(readable(|readable| readable.port = 1 << 16), "NOT_READ");
+    assert_eq!(readable(|readable| readable.key.clear()), "NOT_READ");
     // Bytes that are no frame at all end their connection, and nothing else.
     let mut garbage = std::net::TcpStream::connect(address).unwrap();
     garbage.write_all(&[0x55; 4096]).unwrap();

@@ -2,7 +2,7 @@
 //! has devices. Without them, every test says so and passes.
 
 use bytes::Bytes;
-use tidepool_client::{BatchGot, Client, ClientSettings, PutOptions};
+use tidepool_client::{BatchGot, Client, ClientSettings, LendableMemory, PutOptions};
 
 use crate::common::TestServer;
 
@@ -26,6 +26,16 @@ async fn node_and_client() -> (TestServer, Client) {
     let settings = ClientSettings { same_host: false, ..ClientSettings::default() };
     let client = Client::builder().endpoint(server.server.addresses().grpc.to_string()).settings(settings);
     (server, client.build().unwrap())
+}
+
+/// What all devices have sent, in packets of 4 KiB at most.
+fn packets() -> u64 {
+    let devices = std::fs::read_dir("/sys/class/infiniband").unwrap();
+    let sent = devices.map(|device| {
+        let counter = device.unwrap().path().join("ports/1/hw_counters/sent_pkts");
+        std::fs::read_to_string(counter).unwrap().trim().parse::<u64>().unwrap()
+    });
+    sent.sum()
 }
 
 /// Gets until the queue pairs are up, which is found out in the background.
@@ -69,6 +79,33 @@ async fn objects_are_read_by_a_device() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn values_are_read_by_the_nodes_device() {
+    if !has_devices() {
+        return;
+    }
+    let (_server, client) = node_and_client().await;
+    let (options, bytes) = (PutOptions::default(), value(4 << 20, 3));
+    client.put("first", bytes.slice(..1 << 20), &options).await.unwrap();
+    until_read_by_device(&client, "first", &bytes.slice(..1 << 20)).await;
+    let mut memory = LendableMemory::allocate(bytes.len()).unwrap();
+    memory.copy_from_slice(&bytes);
+    // From the client's staging, and from where they lie.
+    for (name, bytes) in [("staged", bytes.clone()), ("lent", Bytes::from_owner(memory))] {
+        // The node meets the client's devices in the background.
+        for round in 0.. {
+            let (before, key) = (packets(), format!("{name}/{round}"));
+            client.put(&key, bytes.clone(), &options).await.unwrap();
+            let sent = packets() - before;
+            assert!(client.get(&key).await.unwrap().unwrap().value == bytes, "{key}");
+            if sent >= (4 << 20) / 4096 {
+                break;
+            }
+        }
+    }
+    assert!(client.one_sided_puts() >= 3 && client.lent_puts() >= 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_cable_objects_come_with_the_answer() {
     if !has_devices() {
         return;
@@ -82,8 +119,10 @@ async fn without_a_cable_objects_come_with_the_answer() {
         assert!(std::process::Command::new("sh").args(["-c", &command]).status().unwrap().success());
     };
     cables("down");
-    for _ in 0..20 {
+    for round in 0..20 {
         assert!(client.get("k").await.unwrap().unwrap().value == expected);
+        client.put(format!("k{round}"), expected.clone(), &PutOptions::default()).await.unwrap();
+        assert!(client.get(format!("k{round}")).await.unwrap().unwrap().value == expected);
     }
     let before = client.one_sided_reads();
     cables("up");

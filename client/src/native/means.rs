@@ -1,0 +1,45 @@
+//! How a node comes to memory of this client, and where in it values lie.
+
+use std::io;
+use std::path::PathBuf;
+
+use tidepool_metadata::proto;
+use tidepool_transfer::{Engine, Loan, Memory};
+
+/// How a node comes to memory.
+#[derive(Clone, Debug)]
+pub(super) enum Means {
+    /// It is on this host, takes memory at this socket, and maps it.
+    Socket(PathBuf),
+    /// Its engine reads it from this one, by a device.
+    Device(Engine),
+}
+
+impl Means {
+    pub(super) fn lend(&self, memory: &Memory) -> io::Result<Loan> {
+        match self {
+            Self::Socket(socket) => Loan::by_socket(socket, memory),
+            Self::Device(engine) => Loan::by_engine(engine, memory),
+        }
+    }
+}
+
+/// Says where in lent memory the values of a message lie.
+pub(super) fn say(message: &mut proto::PutItemsRequest, loan: &Loan, offsets: Vec<u64>) {
+    match loan {
+        Loan::Mapped(lent) => {
+            let id = lent.id().to_le_bytes().to_vec().into();
+            message.memory = Some(proto::LentMemory { id, offsets });
+        }
+        Loan::Registered(registered) => {
+            let ticket = registered.ticket();
+            message.readable = Some(proto::ReadableMemory {
+                port: registered.port().into(),
+                region: ticket.region.0,
+                key: ticket.key.0.to_le_bytes().to_vec().into(),
+                length: ticket.length,
+                offsets,
+            });
+        }
+    }
+}
