@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use prost::Message;
 use tidepool_metadata::{ObjectKey, proto};
 use tidepool_transfer::Engine;
 use tokio::time::Instant;
@@ -19,7 +20,7 @@ use crate::builder::{ClientBuilder, ClientSettings};
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::local::LocalReads;
-use crate::native::{Link, Native, Others, SharedReads, blocking};
+use crate::native::{Link, Method, Native, Others, SharedReads, blocking};
 use crate::places::Places;
 use crate::raw::store_client::StoreClient;
 use crate::recent::{RecentWrites, Writing};
@@ -261,24 +262,43 @@ impl Client {
         }
     }
 
-    /// As [`Client::call`], by the node's engine where there is one.
-    pub(crate) async fn call_linked<T, N, F, Answer>(
+    /// A call that is a message and an answer, and may be repeated: by the node's engine where there is one.
+    pub(crate) async fn call_method<M, R, Answer>(
         &self,
-        operation: &'static str,
-        repeatable: Repeatable,
-        native: N,
-        grpc: F,
-    ) -> Result<T, Error>
+        method: Method,
+        message: M,
+        grpc: impl FnMut(Attempt, M) -> Answer,
+    ) -> Result<R, Error>
     where
-        T: Send + 'static,
-        N: Fn(&Link, std::time::Instant) -> Result<T, Error> + Clone + Send + 'static,
-        F: FnMut(Attempt) -> Answer,
-        Answer: Future<Output = Result<T, Error>>,
+        M: Message + Clone + 'static,
+        R: Message + Default + 'static,
+        Answer: Future<Output = Result<R, Error>>,
     {
-        self.run_linked(self.begin(operation, repeatable), native, grpc).await
+        let message = Arc::new(message);
+        self.run_method(self.begin(method.0, Repeatable::Always), method, move || Arc::clone(&message), grpc).await
     }
 
-    /// As [`Client::call_linked`], in a time that has begun.
+    /// As [`Client::call_method`], in a time that has begun, with a message for each attempt.
+    pub(crate) async fn run_method<M, R, Answer>(
+        &self,
+        repetition: Repetition,
+        method: Method,
+        message: impl Fn() -> Arc<M> + Clone + Send + 'static,
+        mut grpc: impl FnMut(Attempt, M) -> Answer,
+    ) -> Result<R, Error>
+    where
+        M: Message + Clone,
+        R: Message + Default + 'static,
+        Answer: Future<Output = Result<R, Error>>,
+    {
+        let native = {
+            let message = message.clone();
+            move |link: &Link, deadline| link.call(method, &*message(), deadline)
+        };
+        self.run_linked(repetition, native, |attempt| grpc(attempt, Arc::unwrap_or_clone(message()))).await
+    }
+
+    /// As [`Client::run`], by the node's engine where there is one.
     pub(crate) async fn run_linked<T, N, F, Answer>(
         &self,
         mut repetition: Repetition,

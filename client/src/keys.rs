@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidepool_metadata::{DataType, ObjectKey, proto};
+use tidepool_metadata::proto::{self, EngineMethod};
+use tidepool_metadata::{DataType, ObjectKey};
 
 use crate::call::{Attempt, Client, all_key_bytes, key_bytes};
 use crate::error::Error;
-use crate::native::Link;
+use crate::native::Method;
 use crate::retry::Repeatable;
 use crate::session::{Items, MAX_ITEMS};
 use crate::types::{
@@ -58,15 +59,11 @@ impl Client {
     async fn ask_existence(&self, asked: proto::ExistsRequest) -> Result<Vec<Existence>, Error> {
         let count = asked.keys.len();
         let message = proto::ExistsRequest { tenant: self.tenant(), seen_index: self.seen_index(), ..asked };
-        let message = Arc::new(message);
-        let native = {
-            let message = Arc::clone(&message);
-            move |link: &Link, deadline| link.exists(&message, deadline)
-        };
-        let reply = self
-            .call_linked("exists", Repeatable::Always, native, |mut attempt| {
-                let request = attempt.request((*message).clone());
-                async move { Ok(attempt.stub.exists(request).await?.into_inner()) }
+        let method = ("exists", EngineMethod::Exists);
+        let reply: proto::ExistsReply = self
+            .call_method(method, message, |mut attempt, message| async move {
+                let request = attempt.request(message);
+                Ok(attempt.stub.exists(request).await?.into_inner())
             })
             .await?;
         let existence = |outcome| match outcome {
@@ -101,16 +98,19 @@ impl Client {
         let mut outcomes = Vec::with_capacity(keys.len());
         for keys in all_key_bytes(keys)?.chunks(MAX_ITEMS) {
             let writing = self.writing(keys.iter().map(|key| &key[..]));
-            let remove = |items: Option<Items>, repetition| async move {
-                let ids = || items.as_ref().map(Items::ids);
-                let message = || proto::RemoveRequest { tenant: self.tenant(), keys: keys.to_vec(), force, ids: ids() };
-                self.run(repetition, |mut attempt| {
-                    let request = attempt.request(message());
-                    async move { Ok(attempt.stub.remove(request).await?.into_inner()) }
+            let remove = |items: Option<Items>, repetition| {
+                let (tenant, keys) = (self.tenant(), keys.to_vec());
+                let message = move || {
+                    let (tenant, keys, ids) = (tenant.clone(), keys.clone(), items.as_ref().map(Items::ids));
+                    Arc::new(proto::RemoveRequest { tenant, keys, force, ids })
+                };
+                let method = ("remove", EngineMethod::Remove);
+                self.run_method(repetition, method, message, |mut attempt, message| async move {
+                    let request = attempt.request(message);
+                    Ok(attempt.stub.remove(request).await?.into_inner())
                 })
-                .await
             };
-            let reply = self.named("remove", keys.len(), remove).await?;
+            let reply: proto::RemoveReply = self.named("remove", keys.len(), remove).await?;
             self.wrote(writing, reply.log_index, false);
             outcomes.extend(one_a_key("remove", keys.len(), reply.outcomes().map(outcome).collect())?);
         }
@@ -165,7 +165,7 @@ impl Client {
     /// # Errors
     /// [`Error::Key`] for the first key that is none; what the server refuses.
     pub async fn pin<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>, Error> {
-        self.change_pins("pin", keys, |mut attempt, message| async move {
+        self.change_pins(("pin", EngineMethod::Pin), keys, |mut attempt, message| async move {
             let request = attempt.request(message);
             Ok(attempt.stub.pin(request).await?.into_inner())
         })
@@ -177,7 +177,7 @@ impl Client {
     /// # Errors
     /// [`Error::Key`] for the first key that is none; what the server refuses.
     pub async fn unpin<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>, Error> {
-        self.change_pins("unpin", keys, |mut attempt, message| async move {
+        self.change_pins(("unpin", EngineMethod::Unpin), keys, |mut attempt, message| async move {
             let request = attempt.request(message);
             Ok(attempt.stub.unpin(request).await?.into_inner())
         })
@@ -186,7 +186,7 @@ impl Client {
 
     async fn change_pins<K, Answer>(
         &self,
-        operation: &'static str,
+        method: Method,
         keys: &[K],
         call: impl Fn(Attempt, proto::PinRequest) -> Answer,
     ) -> Result<Vec<bool>, Error>
@@ -194,15 +194,16 @@ impl Client {
         K: AsRef<[u8]>,
         Answer: Future<Output = Result<proto::PinReply, Error>>,
     {
+        let (operation, _) = method;
         let mut found = Vec::with_capacity(keys.len());
         for keys in all_key_bytes(keys)?.chunks(MAX_ITEMS) {
             let change = |items: Option<Items>, repetition| {
-                let call = &call;
-                async move {
-                    let ids = || items.as_ref().map(Items::ids);
-                    let message = || proto::PinRequest { tenant: self.tenant(), keys: keys.to_vec(), ids: ids() };
-                    self.run(repetition, |attempt| call(attempt, message())).await
-                }
+                let (tenant, keys) = (self.tenant(), keys.to_vec());
+                let message = move || {
+                    let (tenant, keys, ids) = (tenant.clone(), keys.clone(), items.as_ref().map(Items::ids));
+                    Arc::new(proto::PinRequest { tenant, keys, ids })
+                };
+                self.run_method(repetition, method, message, &call)
             };
             let reply = self.named(operation, keys.len(), change).await?;
             self.saw(reply.log_index);
@@ -224,9 +225,9 @@ impl Client {
         let duration_ms = duration.map_or(0, milliseconds);
         let message = proto::LeaseRequest { tenant: self.tenant(), keys: all_key_bytes(keys)?, duration_ms };
         let reply = self
-            .call("renew lease", Repeatable::Always, |mut attempt| {
-                let request = attempt.request(message.clone());
-                async move { Ok(attempt.stub.renew_lease(request).await?.into_inner()) }
+            .call_method(("renew lease", EngineMethod::RenewLease), message, |mut attempt, message| async move {
+                let request = attempt.request(message);
+                Ok(attempt.stub.renew_lease(request).await?.into_inner())
             })
             .await?;
         let granted = reply.granted_ms.into_iter().map(|granted| Duration::from_millis(granted.into()));
@@ -239,11 +240,12 @@ impl Client {
     /// [`Error::Key`] for the first key that is none; what the server refuses.
     pub async fn release_leases<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<(), Error> {
         let message = proto::LeaseRequest { tenant: self.tenant(), keys: all_key_bytes(keys)?, duration_ms: 0 };
-        self.call("release lease", Repeatable::Always, |mut attempt| {
-            let request = attempt.request(message.clone());
-            async move { Ok(attempt.stub.release_lease(request).await.map(drop)?) }
-        })
-        .await
+        let method = ("release lease", EngineMethod::ReleaseLease);
+        let released = self.call_method(method, message, |mut attempt, message| async move {
+            let request = attempt.request(message);
+            Ok(attempt.stub.release_lease(request).await?.into_inner())
+        });
+        released.await.map(|proto::LeaseReply { .. }| ())
     }
 
     /// One page of the objects whose keys start with `prefix`, in key order: `page_size` of them (0: the server's
@@ -266,9 +268,9 @@ impl Client {
             data_type: only.map_or(0, |only| i32::from(only as u8)),
         };
         let reply = self
-            .call("list", Repeatable::Always, |mut attempt| {
-                let request = attempt.request(message.clone());
-                async move { Ok(attempt.stub.list(request).await?.into_inner()) }
+            .call_method(("list", EngineMethod::List), message, |mut attempt, message| async move {
+                let request = attempt.request(message);
+                Ok(attempt.stub.list(request).await?.into_inner())
             })
             .await?;
         let listed = |object: proto::ListedObject| {
@@ -292,9 +294,9 @@ impl Client {
     pub async fn stat(&self, key: impl AsRef<[u8]>) -> Result<Option<ObjectStat>, Error> {
         let message = proto::StatRequest { tenant: self.tenant(), key: key_bytes(key)? };
         let answer = self
-            .call("stat", Repeatable::Always, |mut attempt| {
-                let request = attempt.request(message.clone());
-                async move { Ok(attempt.stub.stat(request).await?.into_inner()) }
+            .call_method(("stat", EngineMethod::Stat), message, |mut attempt, message| async move {
+                let request = attempt.request(message);
+                Ok(attempt.stub.stat(request).await?.into_inner())
             })
             .await;
         match answer {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidepool_metadata::proto;
+use tidepool_metadata::proto::{self, EngineMethod};
 
 use crate::call::{Client, Repetition};
 use crate::error::Error;
@@ -195,11 +195,13 @@ impl Client {
         // RandomState is seeded from the system's randomness; 0 is no session.
         let id = RandomState::new().hash_one("session") | 1;
         let message = proto::OpenSessionRequest { session: id };
-        let opened = self.call("open session", Repeatable::Always, |mut attempt| {
+        let method = ("open session", EngineMethod::OpenSession);
+        let opened = self.call_method(method, message, |mut attempt, message| async move {
             let request = attempt.request(message);
-            async move { Ok(attempt.stub.open_session(request).await?.into_inner()) }
+            Ok(attempt.stub.open_session(request).await?.into_inner())
         });
-        let lifetime = Duration::from_millis(opened.await?.lifetime_ms.into());
+        let opened: proto::OpenSessionReply = opened.await?;
+        let lifetime = Duration::from_millis(opened.lifetime_ms.into());
         Ok(Arc::new(Session::new(id, lifetime)))
     }
 }

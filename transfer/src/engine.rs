@@ -497,7 +497,7 @@ impl Engine {
     }
 
     /// Sends `parts` as one message, and gives the answer while it comes: the calling thread receives it, where it wants it.
-    /// For messages and answers of many bytes, at most 16 MiB.
+    /// For messages and answers of many bytes: at most 1 GiB and 16 MiB.
     ///
     /// # Errors
     /// As [`Engine::call`].

@@ -19,7 +19,7 @@ use crate::error::{Failure, TransferError};
 use crate::lend::poll_each;
 use crate::peer::Peer;
 use crate::stream::{ConnectError, Stream, TICK};
-use crate::wire::{HEADER_BYTES, Header, Kind, MESSAGE_MAX, WireError};
+use crate::wire::{HEADER_BYTES, Header, Kind, REQUEST_MAX, WireError};
 
 /// Received at once at an answer's start: small answers take one system call, large ones have this much copied.
 const FIRST_BYTES: usize = 4096;
@@ -164,7 +164,7 @@ impl Answer {
 impl Asked {
     fn send(peer: &Arc<Peer>, parts: &[&[u8]], deadline: Instant) -> Result<Self, ConnectError> {
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        if length > MESSAGE_MAX {
+        if length as u64 > REQUEST_MAX {
             return Err(Failure::OutOfRange.into());
         }
         let stream = peer.exchanges.connection(deadline)?;

@@ -14,6 +14,7 @@ use crate::control::Driving;
 use crate::error::{Failure, TransferError};
 use crate::pieces::Pieces;
 use crate::serve::Replies;
+use crate::wire::MESSAGE_MAX;
 
 /// Answers peers' messages.
 pub trait Handler: Send + Sync {
@@ -21,10 +22,13 @@ pub trait Handler: Send + Sync {
     /// requests of that connection wait, and those of others do not.
     fn handle(&self, request: &[u8], responder: Responder);
 
-    /// As [`Handler::handle`], of a request that is larger than what is received at once.
+    /// As [`Handler::handle`], of a request that is larger than what is received at once: up to 1 GiB. What is over 16 MiB has
+    /// no answer here.
     fn handle_pieces(&self, request: &mut Pieces<'_>, responder: Responder) {
         // Without all of it there is nobody to answer.
-        if let Ok(request) = request.take(u64::MAX) {
+        if request.left() <= MESSAGE_MAX as u64
+            && let Ok(request) = request.take(u64::MAX)
+        {
             self.handle(&request, responder);
         }
     }

@@ -33,6 +33,8 @@ pub(crate) const DATA_MAX: u64 = 1 << 30;
 pub(crate) const NAME_MAX: usize = 255;
 /// Most bytes of a message or notification.
 pub(crate) const MESSAGE_MAX: usize = 16 << 20;
+/// The same of a request whose handler takes it as it comes.
+pub(crate) const REQUEST_MAX: u64 = 1 << 30;
 
 /// Bytes of PAIR after the header: place of the peer's port in its list (2), zeros (6), an endpoint. PAIRED: an endpoint.
 pub(crate) const PAIR_BYTES: usize = 40;
@@ -214,7 +216,8 @@ impl Header {
             Kind::PortList => PORTS_MAX,
             Kind::KeyList => KEYS_MAX,
             Kind::Segment | Kind::Mapped => SEGMENT_BYTES as u64,
-            Kind::Message | Kind::Reply | Kind::Notify => MESSAGE_MAX as u64,
+            Kind::Message => REQUEST_MAX,
+            Kind::Reply | Kind::Notify => MESSAGE_MAX as u64,
             Kind::Fence => FENCE_BYTES as u64,
             Kind::Here => ADDRESSES_BYTES_MAX as u64,
             Kind::Error | Kind::Written | Kind::Noted | Kind::Ping | Kind::Pong | Kind::Where | Kind::Ports => 0,
@@ -462,7 +465,8 @@ mod tests {
             Header { length: DATA_MAX + 1, ..read },
             Header { count: ITEMS_MAX as u16 + 1, ..read },
             Header { count: 0, ..read },
-            Header { kind: Kind::Message, length: MESSAGE_MAX as u64 + 1, ..read },
+            Header { kind: Kind::Message, length: REQUEST_MAX + 1, ..read },
+            Header { kind: Kind::Reply, length: MESSAGE_MAX as u64 + 1, ..read },
             Header { kind: Kind::Ping, length: 1, ..read },
         ] {
             assert_eq!(Header::decode(&encoded(bad)), Err(WireError::OutOfBounds));

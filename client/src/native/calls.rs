@@ -23,7 +23,10 @@ const STEP_BYTES: usize = 256 << 10;
 /// Values from this size on are staged where the node can copy them: below it a message is as quick.
 const STAGED_FROM: usize = 32 << 10;
 /// Most bytes of values in a message; larger ones are streamed by gRPC.
-pub(crate) const MOST_PUT_BYTES: usize = 15 << 20;
+pub(crate) const MOST_PUT_BYTES: usize = 1000 << 20;
+
+/// What a call is named to people, and in a message.
+pub(crate) type Method = (&'static str, EngineMethod);
 
 /// Where a get's bytes go.
 pub(crate) trait Target {
@@ -195,13 +198,14 @@ impl Link {
         Err(Status::with_details(code, refusal.message, refusal.details).into())
     }
 
-    /// Whether objects exist.
-    pub(crate) fn exists(
+    /// A call that is a message and an answer.
+    pub(crate) fn call<M: Message + Default>(
         &self,
-        message: &proto::ExistsRequest,
+        (operation, method): Method,
+        message: &impl Message,
         deadline: Instant,
-    ) -> Result<proto::ExistsReply, Error> {
-        Ok(self.ask("exists", EngineMethod::Exists, message, &[], deadline)?.0)
+    ) -> Result<M, Error> {
+        Ok(self.ask(operation, method, message, &[], deadline)?.0)
     }
 
     /// Puts values; large ones by memory that the node copies from, where it can: that in which they lie, else staged.

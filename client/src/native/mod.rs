@@ -26,7 +26,7 @@ use crate::builder::OneSidedReads;
 use crate::call::Client;
 use crate::endpoint::ServerAddress;
 use crate::local::LocalReads;
-pub(crate) use calls::{Filling, Got, MOST_PUT_BYTES, Target};
+pub(crate) use calls::{Filling, Got, MOST_PUT_BYTES, Method, Target};
 use lending::Lending;
 use means::Means;
 use one_sided::OneSided;

@@ -28,15 +28,21 @@ impl EngineApi {
                 self.begin(request, move |api, message| api.get_whole(message, segment, time))
             }
             EngineMethod::BatchGet => self.begin(request, StoreApi::get_batch),
-            EngineMethod::Exists => {
-                self.begin(request, |api, message| async move { Ok(Reply::of(&api.exists_keys(message).await?)) })
-            }
-            EngineMethod::Remove => {
-                self.begin(request, |api, message| async move { Ok(Reply::of(&api.remove_keys(message).await?)) })
-            }
+            EngineMethod::Exists => self.plain(request, |api, message| async move { api.exists_keys(message).await }),
+            EngineMethod::Remove => self.plain(request, |api, message| async move { api.remove_keys(message).await }),
             EngineMethod::OpenSession => {
-                self.begin(request, |api, message| async move { Ok(Reply::of(&api.begin_session(message).await?)) })
+                self.plain(request, |api, message| async move { api.begin_session(message).await })
             }
+            EngineMethod::Pin => {
+                self.plain(request, |api, message| async move { api.change_pins(message, true).await })
+            }
+            EngineMethod::Unpin => {
+                self.plain(request, |api, message| async move { api.change_pins(message, false).await })
+            }
+            EngineMethod::RenewLease => self.plain(request, |api, message| async move { api.renew(message).await }),
+            EngineMethod::ReleaseLease => self.plain(request, |api, message| async move { api.release(message).await }),
+            EngineMethod::List => self.plain(request, |api, message| async move { api.list_page(message).await }),
+            EngineMethod::Stat => self.plain(request, |api, message| async move { api.stat_object(message).await }),
             EngineMethod::EndHolds => self.begin(request, |api, message: proto::EndHoldsRequest| async move {
                 api.service.store().end_holds(&message.ids);
                 Ok(Reply::of(&proto::EndHoldsReply {}))
@@ -49,6 +55,18 @@ impl EngineApi {
             Ok(answer) => self.answer(request.time, responder, answer),
             Err(error) => send(responder, Err(error)),
         }
+    }
+
+    /// A call that is a message and an answer.
+    fn plain<M: Message + Default, R: Message, F: Future<Output = Result<R, Error>> + Send + 'static>(
+        &self,
+        request: &Request<'_>,
+        call: impl FnOnce(StoreApi, M) -> F,
+    ) -> Result<Begun, Error> {
+        self.begin(request, |api, message| {
+            let answer = call(api, message);
+            async move { Ok(Reply::of(&answer.await?)) }
+        })
     }
 
     fn begin<M: Message + Default, F: Future<Output = Answer> + Send + 'static>(

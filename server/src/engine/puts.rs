@@ -11,13 +11,16 @@ use tidepool_transfer::{Failure, Handler as _, Pieces, Responder};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::calls::{Begun, decode};
-use super::{Answer, EngineApi, Reply, send};
+use super::{Answer, EngineApi, LONGEST, Reply, send};
 use crate::error::Error;
 use crate::grpc::{StoreApi, convert};
 use crate::node::{FilledBatch, ObjectName, PutDone, PutItem, PutOptions, ReservedBatch, Value};
 
 /// Bytes of a put's message, without its values, up to which values are taken as they come.
 const MOST_MESSAGE_BYTES: u64 = 1 << 20;
+/// Bytes of values that are kept until there is room for them; more are left with their client until then. And of what else is
+/// received at all.
+const MOST_KEPT_BYTES: u64 = 16 << 20;
 
 /// A put as its message has it.
 struct Put {
@@ -132,13 +135,18 @@ impl EngineApi {
         let comes =
             |head: &Head| head.method == EngineMethod::Put && head.message <= MOST_MESSAGE_BYTES.min(request.left());
         let Some(Head { time, message, .. }) = Head::decode(&bytes).ok().filter(comes) else {
+            if request.left() > MOST_KEPT_BYTES {
+                let message = format!("a message of {} bytes, of at most {MOST_KEPT_BYTES}", request.left());
+                send(responder, Err(Error::new(ErrorKind::Invalid, "TOO_LARGE", message)));
+                return Ok(());
+            }
             bytes.append(&mut request.take(u64::MAX)?);
             self.handle(&bytes, responder);
             return Ok(());
         };
         let message = request.take(message)?;
         let is_late = || began.elapsed() > time;
-        match self.put_coming(message.into(), request, is_late)? {
+        match self.put_coming(message.into(), request, time.min(LONGEST), is_late)? {
             Ok(answer) => self.answer(time.saturating_sub(began.elapsed()), responder, answer),
             Err(error) => send(responder, Err(error)),
         }
@@ -149,18 +157,28 @@ impl EngineApi {
         &self,
         message: Bytes,
         request: &mut Pieces<'_>,
+        time: Duration,
         is_late: impl Fn() -> bool,
     ) -> Result<Result<Begun, Error>, Failure> {
         let admitted = Put::decode(message).and_then(|put| {
             let total = put.values_behind(request.left())?;
-            Ok((put, self.api.inflight.admit(total)?))
+            // Larger ones pass through the connection's buffer.
+            Ok((put, self.api.inflight.admit(total.min(MOST_KEPT_BYTES))?))
         });
         let (put, inflight) = match admitted {
             Ok(admitted) => admitted,
             Err(error) => return Ok(Err(error)),
         };
-        let Some(reserved) = self.now(put.reserve(&self.api)) else {
-            return Ok(Ok(self.wait_for_room(put, request.take(u64::MAX)?, inflight)));
+        let reserved = match self.now(put.reserve(&self.api)) {
+            Some(reserved) => reserved,
+            None if request.left() <= MOST_KEPT_BYTES => {
+                return Ok(Ok(self.wait_for_room(put, request.take(u64::MAX)?, inflight)));
+            }
+            None => {
+                let late = |_| Err(Error::new(ErrorKind::Exhausted, "NO_SPACE", "there was no room in time".into()));
+                let reserve = async { tokio::time::timeout(time, put.reserve(&self.api)).await };
+                self.runtime.block_on(reserve).unwrap_or_else(late)
+            }
         };
         let reserved = match reserved {
             Ok(reserved) => reserved,

@@ -101,7 +101,7 @@ impl StoreApi {
         Ok(Box::pin(replies))
     }
 
-    pub(super) async fn change_pins(&self, request: proto::PinRequest, pinned: bool) -> Result<proto::PinReply, Error> {
+    pub(crate) async fn change_pins(&self, request: proto::PinRequest, pinned: bool) -> Result<proto::PinReply, Error> {
         let keys = convert::keys(&request.keys)?;
         let tenant = self.tenant(&request.tenant).await?;
         let ids = convert::request_ids(request.ids, keys.len())?;
@@ -109,14 +109,14 @@ impl StoreApi {
         Ok(proto::PinReply { found, log_index: log_index.0 })
     }
 
-    pub(super) async fn renew(&self, request: proto::LeaseRequest) -> Result<proto::LeaseReply, Error> {
+    pub(crate) async fn renew(&self, request: proto::LeaseRequest) -> Result<proto::LeaseReply, Error> {
         let keys = convert::keys(&request.keys)?;
         let tenant = self.tenant(&request.tenant).await?;
         let granted = self.service.renew_leases(tenant, keys, lease(request.duration_ms)).await?;
         Ok(proto::LeaseReply { granted_ms: granted.into_iter().map(millis).collect() })
     }
 
-    pub(super) async fn release(&self, request: proto::LeaseRequest) -> Result<proto::LeaseReply, Error> {
+    pub(crate) async fn release(&self, request: proto::LeaseRequest) -> Result<proto::LeaseReply, Error> {
         let keys = convert::keys(&request.keys)?;
         let tenant = self.tenant(&request.tenant).await?;
         let released = self.service.release_leases(tenant, keys).await?;
@@ -133,7 +133,7 @@ impl StoreApi {
         Ok(proto::NoteLocalReadsReply {})
     }
 
-    pub(super) async fn list_page(&self, request: proto::ListRequest) -> Result<proto::ListReply, Error> {
+    pub(crate) async fn list_page(&self, request: proto::ListRequest) -> Result<proto::ListReply, Error> {
         let tenant = self.tenant(&request.tenant).await?;
         let after = read_token(&request.page_token)?;
         let limit = match request.page_size as usize {
@@ -161,7 +161,7 @@ impl StoreApi {
         Ok(proto::ListReply { objects: objects.collect(), next_page_token })
     }
 
-    pub(super) async fn stat_object(&self, request: proto::StatRequest) -> Result<proto::StatReply, Error> {
+    pub(crate) async fn stat_object(&self, request: proto::StatRequest) -> Result<proto::StatReply, Error> {
         let name = self.name(&request.tenant, &request.key).await?;
         let stat = self.service.stat(&name).await?;
         let replicas = stat.replicas.iter().map(|copy| proto::Replica {

@@ -1,11 +1,12 @@
 //! The native client's data path: messages and values over the transfer engine, and gRPC where that is not to be had.
 
 use std::io::{Read as _, Write as _};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tidepool_client::{
     BatchGot, Client, ClientBuilder, ClientSettings, ErrorKind, Existence, GetOptions, LendableMemory, OneSidedReads,
-    PutOptions, PutOutcome,
+    PutOptions, PutOutcome, RemoveOutcome,
 };
 
 use crate::common::TestServer;
@@ -26,7 +27,7 @@ fn client(server: &TestServer) -> Client {
 
 async fn objects_come_back(client: &Client) {
     let options = PutOptions::default();
-    for length in [0, 1, 4096, 32 << 10, (32 << 10) + 1, 1 << 20, (4 << 20) + 1, 9_000_001, 16 << 20] {
+    for length in [0, 1, 4096, 32 << 10, (32 << 10) + 1, 1 << 20, (4 << 20) + 1, 9_000_001, 16 << 20, 20_000_001] {
         let (key, bytes) = (format!("k{length}"), value(length, 1));
         let before = client.native_calls();
         assert_eq!(client.put(&key, bytes.clone(), &options).await.unwrap().outcome, PutOutcome::Stored, "{length}");
@@ -72,6 +73,50 @@ async fn objects_of_all_sizes_come_back_by_tcp() {
     assert_eq!(client.local_hits(), 0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_about_keys_go_by_the_engine() {
+    let server = TestServer::start().await;
+    let client = client(&server);
+    for key in ["a/1", "a/2", "b"] {
+        client.put(key, value(1000, 1), &PutOptions::default()).await.unwrap();
+    }
+    let before = client.native_calls();
+    assert_eq!(client.pin(&["a/1", "none"]).await.unwrap(), [true, false]);
+    assert_eq!(client.remove("a/1", false).await.unwrap(), RemoveOutcome::Pinned);
+    assert_eq!(client.unpin(&["a/1", "none"]).await.unwrap(), [true, false]);
+    let minute = Duration::from_secs(60);
+    let leases = client.renew_leases(&["a/1", "none"], Some(minute)).await.unwrap();
+    assert!(leases[0] > Duration::ZERO && leases[1] == Duration::ZERO);
+    client.release_leases(&["a/1"]).await.unwrap();
+    let listed = client.list(b"a/", 1, "", None).await.unwrap();
+    assert_eq!((listed.objects.len(), listed.objects[0].length), (1, 1000));
+    let rest = client.list(b"a/", 0, &listed.next_page_token, None).await.unwrap();
+    assert_eq!((rest.objects.len(), rest.next_page_token.as_str()), (1, ""));
+    assert_eq!(client.list(b"", 0, "nonsense", None).await.unwrap_err().reason(), "BAD_PAGE_TOKEN");
+    assert_eq!(client.stat("b").await.unwrap().unwrap().length, 1000);
+    assert!(client.stat("none").await.unwrap().is_none());
+    assert_eq!(
+        client.remove_many(&["a/1", "none"], false).await.unwrap(),
+        [RemoveOutcome::Removed, RemoveOutcome::Missing]
+    );
+    assert_eq!(client.native_calls() - before, 11);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_values_wait_for_room_where_they_are() {
+    let server = TestServer::with(&["dram.capacity=64MiB", "nvme.capacity=256MiB"]).await;
+    let settings = ClientSettings { local_reads: false, same_host: false, ..ClientSettings::default() };
+    let client = builder(&server).settings(settings).build().unwrap();
+    // Each needs the room of others, which go to disk for it.
+    for index in 0..6 {
+        client.put(format!("k{index}"), value(30 << 20, index), &PutOptions::default()).await.unwrap();
+    }
+    for index in 0..6 {
+        assert!(client.get(format!("k{index}")).await.unwrap().unwrap().value == value(30 << 20, index), "{index}");
+    }
+    assert_eq!(server.tier("dram", "reserved").await, 0);
+}
+
 /// A client that reads the node's memory by whatever there is.
 fn one_sided(server: &TestServer) -> Client {
     let one_sided_reads = OneSidedReads::Always;
@@ -86,15 +131,15 @@ async fn objects_are_read_where_they_lie() {
     let server = TestServer::with(&["dram.capacity=256MiB"]).await;
     let (client, store) = (one_sided(&server), server.server.node().service().store());
     objects_come_back(&client).await;
-    // Get and get_into of the four sizes from 64 KiB on, and the batch with one of them.
-    assert_eq!(client.one_sided_reads(), 2 * 4 + 51);
+    // Get and get_into of the five sizes from 64 KiB on, and the batch with one of them.
+    assert_eq!(client.one_sided_reads(), 2 * 5 + 51);
     // Staged in the client's memory and read from there: those from 32 KiB to 4 MiB, and two messages of the batch.
     assert_eq!(client.one_sided_puts(), 3 + 2);
     // More than may be held comes with the answer.
     let large = value(65 << 20, 1);
     client.put("large", large.clone(), &PutOptions::default()).await.unwrap();
     assert!(client.get("large").await.unwrap().unwrap().value == large);
-    assert_eq!(client.one_sided_reads(), 2 * 4 + 51);
+    assert_eq!(client.one_sided_reads(), 2 * 5 + 51);
     // Holds end when the bytes were read.
     while store.holds() != (0, 0) {
         tokio::task::yield_now().await;
@@ -215,10 +260,10 @@ async fn the_engine_asks_for_the_secret() {
     let server = TestServer::with(&[&format!("cluster.secret_file='{}'", secret.display())]).await;
     let holder = builder(&server).token("0123456789abcdef").build().unwrap();
     holder.put("k", value(100_000, 1), &PutOptions::default()).await.unwrap();
-    assert_eq!(holder.native_calls(), 1);
+    assert_eq!(holder.native_calls(), 2, "a session and the put");
     let engine = server.server.addresses().engine.unwrap().to_string();
     let stranger = tidepool_transfer::Engine::start(tidepool_transfer::Settings::default()).unwrap();
-    let soon = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    let soon = std::time::Instant::now() + Duration::from_secs(5);
     let refused = stranger.connect(&engine, soon).unwrap_err();
     assert!(refused.to_string().contains(&engine), "{refused}");
     let other = builder(&server).token("fedcba9876543210").build().unwrap();
@@ -233,7 +278,7 @@ async fn hostile_messages_are_refused_and_store_nothing() {
     let server = TestServer::start().await;
     let address = server.server.addresses().engine.unwrap();
     let engine = tidepool_transfer::Engine::start(tidepool_transfer::Settings::default()).unwrap();
-    let soon = || std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let soon = || std::time::Instant::now() + Duration::from_secs(10);
     let peer = engine.connect(&address.to_string(), soon()).unwrap();
     let ask = |bytes: &[u8]| {
         let reply = engine.call(peer, bytes, soon()).unwrap();
@@ -246,7 +291,7 @@ async fn hostile_messages_are_refused_and_store_nothing() {
         let (keys, lengths) = (vec!["k".into()], vec![length as u64]);
         let mut message = proto::PutItemsRequest { keys, lengths, ..Default::default() };
         change(&mut message);
-        let mut bytes = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
+        let mut bytes = envelope::request(EngineMethod::Put, Duration::from_secs(5), &message);
         bytes.extend_from_slice(&value(length, 1));
         bytes
     };
@@ -279,7 +324,7 @@ async fn hostile_messages_are_refused_and_store_nothing() {
         change(&mut readable);
         let (keys, lengths) = (vec!["k".into()], vec![100_000]);
         let message = proto::PutItemsRequest { keys, lengths, readable: Some(readable), ..Default::default() };
-        ask(&envelope::request(EngineMethod::Put, std::time::Duration::from_secs(1), &message))
+        ask(&envelope::request(EngineMethod::Put, Duration::from_secs(1), &message))
     };
     assert_eq!(readable(|readable| readable.offsets.clear()), "LENGTH_MISMATCH");
     assert_eq!(readable(|readable| readable.offsets[0] = u64::MAX), "BAD_RANGE");
@@ -322,13 +367,13 @@ async fn a_value_that_is_cut_off_in_the_middle_leaves_nothing() {
     // Past the connection that is cut there would be another way to a node on this host.
     let settings = tidepool_transfer::Settings { same_host: false, ..tidepool_transfer::Settings::default() };
     let engine = tidepool_transfer::Engine::start(settings).unwrap();
-    let soon = || std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let soon = || std::time::Instant::now() + Duration::from_secs(10);
     let message = proto::PutItemsRequest {
         keys: (0..3).map(|key| format!("k{key}").into()).collect(),
         lengths: vec![1_000_000; 3],
         ..Default::default()
     };
-    let mut put = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
+    let mut put = envelope::request(EngineMethod::Put, Duration::from_secs(5), &message);
     put.extend_from_slice(&value(3_000_000, 1));
     // More often than the tier has room for what would be left reserved.
     for cut in (0..60).map(|cut| 100_000 + cut * 45_000) {
@@ -341,7 +386,7 @@ async fn a_value_that_is_cut_off_in_the_middle_leaves_nothing() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(10), freed).await.expect("nothing stays reserved");
+    tokio::time::timeout(Duration::from_secs(10), freed).await.expect("nothing stays reserved");
     server.assert_nothing_stored().await;
     let (client, all) = (client(&server), value(14 << 20, 2));
     for key in 0..3 {
@@ -363,13 +408,13 @@ async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
     let socket = server.data().join("memory.sock");
     let lent = tokio::task::block_in_place(|| Lent::new(&socket, &memory)).unwrap();
     let engine = Engine::start(Settings::default()).unwrap();
-    let soon = || std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let soon = || std::time::Instant::now() + Duration::from_secs(10);
     let peer = engine.connect(&server.server.addresses().engine.unwrap().to_string(), soon()).unwrap();
     let put = |key: &'static str, offset: u64, length: u64, checksums: &[u32]| {
         let memory = proto::LentMemory { id: lent.id().to_le_bytes().to_vec().into(), offsets: vec![offset] };
         let (keys, lengths, checksums) = (vec![key.into()], vec![length], checksums.to_vec());
         let message = proto::PutItemsRequest { keys, lengths, checksums, memory: Some(memory), ..Default::default() };
-        let request = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
+        let request = envelope::request(EngineMethod::Put, Duration::from_secs(5), &message);
         let reply = engine.call(peer, &request, soon()).unwrap();
         let (is_done, _) = envelope::answer_head(*reply.first_chunk().unwrap()).unwrap();
         let message = &reply[envelope::ANSWER_BYTES..];
@@ -397,14 +442,14 @@ async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
         memory: Some(proto::LentMemory { id: gone.to_le_bytes().to_vec().into(), offsets: vec![0] }),
         ..Default::default()
     };
-    let request = envelope::request(EngineMethod::Put, std::time::Duration::from_secs(5), &message);
+    let request = envelope::request(EngineMethod::Put, Duration::from_secs(5), &message);
     let refused = async {
         while engine.call(peer, &request, soon()).unwrap()[0] == 0 {
             // The node has not seen the end of the lender's connection yet: the put was of a key that is there.
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(10), refused).await.expect("the memory is gone");
+    tokio::time::timeout(Duration::from_secs(10), refused).await.expect("the memory is gone");
 }
 
 /// Memory with these bytes that the node can be lent.
@@ -445,8 +490,10 @@ async fn values_in_lendable_memory_are_copied_by_the_node_alone() {
     client.put("small", memory.slice(0..100), &options).await.unwrap();
     let mixed = [("in", memory.slice(0..100_000)), ("out", value(100_000, 2))];
     assert!(client.put_batch(&mixed, &options).await.unwrap().iter().all(Result::is_ok));
-    client.put("large", memory.slice(0..16 << 20), &options).await.unwrap();
     assert_eq!(client.lent_puts(), puts + 2);
+    // However large.
+    client.put("large", memory.slice(0..16 << 20), &options).await.unwrap();
+    assert_eq!(client.lent_puts(), puts + 3);
     for (key, bytes) in [&mixed[0], &mixed[1], &("large", memory.slice(0..16 << 20))] {
         assert!(client.get(key).await.unwrap().expect("just put").value == *bytes, "{key}");
     }
@@ -481,7 +528,7 @@ async fn lendable_memory_is_lent_anew_to_a_node_that_has_restarted() {
         }
         unreachable!("numbers don't end")
     };
-    let last = tokio::time::timeout(std::time::Duration::from_secs(20), lent_again).await.expect("lent anew");
+    let last = tokio::time::timeout(Duration::from_secs(20), lent_again).await.expect("lent anew");
     let found = client.get(format!("k{last}")).await.unwrap().expect("just put");
     assert!(found.value == memory.slice(last..100_000 + last));
 }
@@ -519,7 +566,7 @@ async fn memory_that_the_node_has_no_more_is_lent_anew_within_the_put() {
             assert_eq!(client.lent_puts(), puts as u64, "each was copied from where it lay");
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(20), anew).await.expect("lent anew");
+    tokio::time::timeout(Duration::from_secs(20), anew).await.expect("lent anew");
     let last = puts - 1;
     assert!(
         client.get(format!("k{last}")).await.unwrap().expect("just put").value == memory.slice(last..100_000 + last)
@@ -555,5 +602,5 @@ async fn memory_beyond_the_limits_is_not_lent_and_its_values_go_another_way() {
             }
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(10), fourth).await.expect("there is room again");
+    tokio::time::timeout(Duration::from_secs(10), fourth).await.expect("there is room again");
 }
