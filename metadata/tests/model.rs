@@ -11,8 +11,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidepool_metadata::catalog::{
     AbandonOutcome, AddReplicaItem, AddReplicaOutcome, Answer, Catalog, Command, CompleteItem, CompleteOutcome, Copies,
-    EntryContext, ForgetMode, ForgetOutcome, Labels, Located, NewReplica, NodeAddresses, NodeRegistration, NodeState,
-    Outcome, PinItem, PinOutcome, Query, Quota, Refusal, RemoveItem, RemoveOutcome, ReplicaName, RequestId, SessionId,
+    EntryContext, ForgetMode, ForgetOutcome, Labels, Located, MAX_TASK_FAILURES, NewReplica, NodeAddresses,
+    NodeRegistration, NodeState, Outcome, PinItem, PinOutcome, Query, Quota, Refusal, RemoveItem, RemoveOutcome,
+    ReplicaName, RequestId, SessionId, TaskFailure, TaskId, TaskKind, TaskOutcome, TaskRefusal, TaskRequest, TaskState,
+    TaskStep,
 };
 use tidepool_metadata::{
     DataType, Durability, Incarnation, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, Term, VersionId,
@@ -38,6 +40,8 @@ enum Step {
     State { node: u8, state: NodeState },
     NewLife { node: u8 },
     Freed { node: u8 },
+    BeginTask { task: u8, is_move: bool, key: u8, source: u8, targets: Vec<u8> },
+    AdvanceTask { task: u8, step: TaskStep },
     Reload,
 }
 
@@ -69,8 +73,31 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => (0u8..NODES as u8, state).prop_map(|(node, state)| Step::State { node, state }),
         1 => (0u8..NODES as u8).prop_map(|node| Step::NewLife { node }),
         1 => (0u8..NODES as u8).prop_map(|node| Step::Freed { node }),
+        3 => (0u8..6, any::<bool>(), 0u8..4, 0u8..NODES as u8 + 1, vec(0u8..NODES as u8, 1..3)).prop_map(
+            |(task, is_move, key, source, targets)| Step::BeginTask { task, is_move, key, source, targets }),
+        4 => (0u8..6, task_steps()).prop_map(|(task, step)| Step::AdvanceTask { task, step }),
         1 => Just(Step::Reload),
     ]
+}
+
+fn task_steps() -> impl Strategy<Value = TaskStep> {
+    prop_oneof![
+        Just(TaskStep::Start),
+        Just(TaskStep::Settle),
+        Just(TaskStep::Settle),
+        Just(TaskStep::Fail(TaskFailure::NoSpace)),
+        Just(TaskStep::Fail(TaskFailure::TargetDraining)),
+        Just(TaskStep::Cancel),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct ModelTask {
+    request: TaskRequest,
+    version: VersionId,
+    wanted: u8,
+    state: TaskState,
+    failures: u8,
 }
 
 #[derive(Clone, Debug)]
@@ -105,6 +132,7 @@ struct Model {
     put: BTreeMap<u64, Option<VersionId>>,
     removals: BTreeMap<u64, RemoveOutcome>,
     pins: BTreeMap<u64, PinOutcome>,
+    tasks: BTreeMap<TaskId, ModelTask>,
 }
 
 impl Model {
@@ -215,7 +243,9 @@ impl Model {
         let durable = |durability: &Durability| *durability >= object.durability;
         let surplus = kept.len() >= usize::from(object.copies.wanted()).min(up).max(1)
             && (!durable(&object.replicas[&item.replica]) || kept.iter().any(durable));
-        if mode == ForgetMode::SurplusOnly && !surplus {
+        let is_task =
+            |task: &ModelTask| (task.request.tenant, task.request.key.clone()) == name && task.state.is_open();
+        if mode == ForgetMode::SurplusOnly && (!surplus || self.tasks.values().any(is_task)) {
             return ForgetOutcome::StillNeeded;
         }
         if mode == ForgetMode::EvenLast && object.pins > 0 && !others().any(|(replica, _)| self.reads(replica)) {
@@ -298,6 +328,86 @@ impl Model {
         outcome
     }
 
+    fn begin(&mut self, request: &TaskRequest) -> TaskOutcome {
+        if let Some(known) = self.tasks.get(&request.task) {
+            let is_same = known.request == *request;
+            return if is_same { TaskOutcome::Known(known.state) } else { TaskOutcome::Refused(TaskRefusal::Mismatch) };
+        }
+        let distinct: BTreeSet<_> = request.targets.iter().chain(&request.source).collect();
+        let is_odd = request.kind == TaskKind::Move && (request.source.is_none() || request.targets.len() > 1);
+        if is_odd || distinct.len() < request.targets.len() + usize::from(request.source.is_some()) {
+            return TaskOutcome::Refused(TaskRefusal::Malformed);
+        }
+        let Some(object) = self.objects.get(&(request.tenant, request.key.clone())) else {
+            return TaskOutcome::Refused(TaskRefusal::NoSuchObject);
+        };
+        let has = |node: &NodeId| object.replicas.keys().any(|replica| replica.node == *node);
+        if request.targets.iter().any(|target| self.lives[target].1 != NodeState::Up) {
+            return TaskOutcome::Refused(TaskRefusal::NodeNotUp);
+        }
+        if request.source.is_some_and(|source| !has(&source)) {
+            return TaskOutcome::Refused(TaskRefusal::NotOnSource);
+        }
+        let new = request.targets.iter().filter(|target| !has(target)).count() as u8;
+        let wanted = match request.kind {
+            TaskKind::Move if new == 0 => return TaskOutcome::Refused(TaskRefusal::TargetHasCopy),
+            TaskKind::Move => object.copies.wanted(),
+            TaskKind::Copy => object.copies.wanted() + new,
+        };
+        let state = TaskState::Waiting;
+        let task = ModelTask { request: request.clone(), version: object.version, wanted, state, failures: 0 };
+        self.tasks.insert(request.task, task);
+        TaskOutcome::Known(state)
+    }
+
+    fn step_task(&mut self, id: TaskId, step: TaskStep) -> TaskOutcome {
+        let Some(task) = self.tasks.get(&id).cloned() else { return TaskOutcome::Unknown };
+        if !task.state.is_open() {
+            return TaskOutcome::Known(task.state);
+        }
+        let settled = matches!(step, TaskStep::Settle | TaskStep::Fail(_)).then(|| self.settle(&task)).flatten();
+        let known = self.tasks.get_mut(&id).expect("just seen");
+        known.state = match (settled, step) {
+            (Some(state), _) => state,
+            (None, TaskStep::Start) => TaskState::Running,
+            (None, TaskStep::Cancel) => TaskState::Cancelled,
+            (None, TaskStep::Settle) => task.state,
+            (None, TaskStep::Fail(failure)) => {
+                known.failures += 1;
+                let ends = failure == TaskFailure::TargetDraining || known.failures == MAX_TASK_FAILURES;
+                if ends { TaskState::Failed(failure) } else { task.state }
+            }
+        };
+        TaskOutcome::Known(known.state)
+    }
+
+    fn settle(&mut self, task: &ModelTask) -> Option<TaskState> {
+        let TaskRequest { tenant, key, source, targets, kind, .. } = &task.request;
+        let lives = &self.lives;
+        let counts = |replica: &ReplicaId| lives[&replica.node] == (replica.incarnation.0, NodeState::Up);
+        let object = self.objects.get_mut(&(*tenant, key.clone())).filter(|object| object.version == task.version);
+        let Some(object) = object else { return Some(TaskState::Failed(TaskFailure::ObjectGone)) };
+        let from = object.replicas.keys().find(|replica| Some(replica.node) == *source).copied();
+        let is_there = |target: &NodeId| object.replicas.keys().any(|copy| copy.node == *target && counts(copy));
+        if !targets.iter().all(is_there) {
+            let is_lost = *kind == TaskKind::Move && from.is_none();
+            return is_lost.then_some(TaskState::Failed(TaskFailure::SourceGone));
+        }
+        if *kind == TaskKind::Copy {
+            let wanted = object.copies.wanted().max(task.wanted);
+            object.copies = Copies::new(wanted, object.copies.minimum()).expect("legal");
+        } else if let Some(from) = from {
+            let durable = |copy: &ReplicaId| object.replicas[copy] >= object.durability;
+            if durable(&from) && !object.replicas.keys().any(|copy| *copy != from && counts(copy) && durable(copy)) {
+                return Some(TaskState::Failed(TaskFailure::StillNeeded));
+            }
+            object.replicas.remove(&from);
+            assert!(object.replicas.keys().any(counts), "a move takes no last copy");
+            self.freed.insert(from);
+        }
+        Some(TaskState::Done)
+    }
+
     /// The outcome that the catalog must give.
     fn apply(&mut self, command: &Command) -> Outcome {
         match command {
@@ -315,6 +425,8 @@ impl Model {
                 let unpin = |pins: u32| pins.saturating_sub(1);
                 Outcome::Pin(items.iter().map(|item| self.change_pins(item, unpin)).collect())
             }
+            Command::BeginTask(request) => Outcome::Task(self.begin(request)),
+            Command::StepTask { task, step } => Outcome::Task(self.step_task(*task, *step)),
             other => unreachable!("the model has no {other:?}"),
         }
     }
@@ -497,6 +609,21 @@ impl Run {
             Step::Freed { node } => {
                 let through = LogIndex(self.index);
                 self.both(&Command::Freed { node: NodeId(u32::from(*node) + 1), through });
+            }
+            Step::BeginTask { task, is_move, key, source, targets } => {
+                let (tenant, key) = name(*key);
+                let node = |number: u8| NodeId(u32::from(number) + 1);
+                self.modelled(&Command::BeginTask(TaskRequest {
+                    task: TaskId(u64::from(*task) + 1),
+                    kind: if *is_move { TaskKind::Move } else { TaskKind::Copy },
+                    tenant,
+                    key,
+                    source: (u32::from(*source) < NODES).then(|| node(*source)),
+                    targets: targets.iter().copied().map(node).collect(),
+                }));
+            }
+            Step::AdvanceTask { task, step } => {
+                self.modelled(&Command::StepTask { task: TaskId(u64::from(*task) + 1), step: *step });
             }
             Step::Reload => self.reload(),
         }

@@ -339,6 +339,9 @@ impl Field for ObjectKey {
 impl Item for u32 {
     const MAXIMUM: usize = MAX_SLICES;
 }
+impl Item for NodeId {
+    const MAXIMUM: usize = MAX_REPLICAS;
+}
 impl Item for NewReplica {
     const MAXIMUM: usize = MAX_REPLICAS;
 }

@@ -128,6 +128,15 @@ pub enum Command {
     ExpireSessions,
     /// Changes something that the whole cluster must agree on.
     SetSetting(Setting),
+    /// A copy or a move is to be made. [`super::TaskOutcome`].
+    BeginTask(TaskRequest),
+    /// How far a task is, or that it is to end. [`super::TaskOutcome`].
+    StepTask {
+        /// Which task.
+        task: TaskId,
+        /// What happened.
+        step: TaskStep,
+    },
 }
 
 impl Command {
@@ -144,6 +153,7 @@ impl Command {
     pub fn is_growth(&self) -> bool {
         match self {
             Self::Complete(_) | Self::AddReplicas(_) | Self::Adopt(_) | Self::CreateTenant { .. } => true,
+            Self::BeginTask(_) => true,
             Self::RegisterNode(_)
             | Self::SetNodeState { .. }
             | Self::RemoveNode { .. }
@@ -159,7 +169,8 @@ impl Command {
             | Self::OpenSession { .. }
             | Self::AcknowledgeSession { .. }
             | Self::ExpireSessions
-            | Self::SetSetting(_) => false,
+            | Self::SetSetting(_)
+            | Self::StepTask { .. } => false,
         }
     }
 }
@@ -388,4 +399,112 @@ pub enum Setting {
     Rebuilding(bool),
     /// How long a session lives after its last use: 10 s to 1 day, *default* 10 minutes.
     SessionLifetime(Duration),
+}
+
+/// Names a task: random, chosen by who begins it, so that it may be begun again when the answer was lost. Not 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId(pub u64);
+
+/// A copy or a move that is to be made of an object in its current version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskRequest {
+    /// Names it.
+    pub task: TaskId,
+    /// What is to be done.
+    pub kind: TaskKind,
+    /// The object's tenant.
+    pub tenant: TenantId,
+    /// The object's key.
+    pub key: ObjectKey,
+    /// From where: a move takes that copy away, a copy is read there if it can be. `None`: from any holder.
+    pub source: Option<NodeId>,
+    /// Where copies are to be: 1 to [`MAX_REPLICAS`] nodes, of a move one.
+    pub targets: Vec<NodeId>,
+}
+
+/// What a task does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum TaskKind {
+    /// As many copies more as there are targets without one.
+    Copy = 0,
+    /// As many copies as before, one of them elsewhere.
+    Move = 1,
+}
+
+/// What becomes of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskStep {
+    /// Somebody has begun to make its copies.
+    Start,
+    /// Look whether it is done, or cannot be any more.
+    Settle,
+    /// Its copies could not be made, this time or at all.
+    Fail(TaskFailure),
+    /// It is not wanted any more. A copy that was made goes by repair.
+    Cancel,
+}
+
+/// Where a task stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskState {
+    /// Nobody has begun with it.
+    Waiting,
+    /// Copies are being made.
+    Running,
+    /// What was asked for is so.
+    Done,
+    /// It is not and won't be, for this reason.
+    Failed(TaskFailure),
+    /// Nobody wants it any more.
+    Cancelled,
+}
+
+impl TaskState {
+    /// Whether something is still to come.
+    #[must_use]
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Waiting | Self::Running)
+    }
+}
+
+/// Why a task failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[repr(u8)]
+pub enum TaskFailure {
+    /// The object was removed, evicted or replaced by another version.
+    #[error("the object was removed or replaced")]
+    ObjectGone = 0,
+    /// The copy that was to be moved is not there any more.
+    #[error("the source has no copy any more")]
+    SourceGone = 1,
+    /// A target is to be emptied and takes no copies.
+    #[error("a target is being drained")]
+    TargetDraining = 2,
+    /// A target is away for longer than nodes are waited for, or gone for good.
+    #[error("a target is absent")]
+    TargetAbsent = 3,
+    /// A target has no room and could make none.
+    #[error("a target has no room")]
+    NoSpace = 4,
+    /// The tenant's quota does not allow another copy.
+    #[error("the tenant's quota is exceeded")]
+    QuotaExceeded = 5,
+    /// A target could not get its copy.
+    #[error("a copy could not be made")]
+    NotCopied = 6,
+    /// The source's copy is the last one that survives what the put asked for.
+    #[error("the source's copy is still needed")]
+    StillNeeded = 7,
+    /// It was not done within [`super::TASK_LIFETIME`].
+    #[error("it was not done in time")]
+    Expired = 8,
+}
+
+impl TaskFailure {
+    /// Whether another attempt may succeed.
+    #[must_use]
+    pub fn may_pass(self) -> bool {
+        matches!(self, Self::NoSpace | Self::NotCopied)
+    }
 }

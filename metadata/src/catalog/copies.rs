@@ -35,6 +35,12 @@ impl Copies {
         if self.0 <= MAX_COPIES { self.0 } else { self.0 & 0xf }
     }
 
+    /// The same, if it is for no fewer than `wanted`, which is at most [`MAX_COPIES`].
+    #[must_use]
+    pub(super) fn at_least(self, wanted: u8) -> Self {
+        Self::new(wanted.max(self.wanted()), self.minimum()).unwrap_or(self)
+    }
+
     /// The same, if it is for no more than `wanted`, which is not 0.
     #[must_use]
     pub(super) fn at_most(self, wanted: usize) -> Self {

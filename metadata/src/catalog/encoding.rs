@@ -5,11 +5,12 @@ use std::time::Duration;
 use super::codec::{DecodeError, Field, Input, Item, fields, numbered};
 use super::command::{
     AddReplicaItem, AdoptItem, Command, CompleteItem, ForgetMode, Labels, MAX_COMMAND_BYTES, NodeAddresses,
-    NodeRegistration, ObjectFacts, PinItem, Quota, RemoveItem, ReplicaName, RequestId, SessionId, Setting,
+    NodeRegistration, ObjectFacts, PinItem, Quota, RemoveItem, ReplicaName, RequestId, SessionId, Setting, TaskFailure,
+    TaskId, TaskKind, TaskRequest, TaskStep,
 };
 
 /// Version of the encoding of commands.
-pub const COMMAND_VERSION: u8 = 2;
+pub const COMMAND_VERSION: u8 = 3;
 
 impl Command {
     /// Appends the command's encoding to `out`. Decoding refuses more than [`MAX_COMMAND_BYTES`] or too many items:
@@ -84,11 +85,20 @@ tagged!(Command {
     18 => ExpireSessions,
     19 => SetSetting(setting),
     20 => RemoveNode { node, incarnation },
+    21 => BeginTask(request),
+    22 => StepTask { task, step },
 });
 
 tagged!(Setting {
     1 => Rebuilding(rebuilding),
     2 => SessionLifetime(lifetime),
+});
+
+tagged!(TaskStep {
+    1 => Start,
+    2 => Settle,
+    3 => Fail(failure),
+    4 => Cancel,
 });
 
 /// Whole milliseconds as a varint.
@@ -110,7 +120,19 @@ impl Field for SessionId {
     }
 }
 
+impl Field for TaskId {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.0.write(out);
+    }
+    fn read(input: &mut Input<'_>) -> Result<Self, DecodeError> {
+        u64::read(input).map(Self)
+    }
+}
+
 numbered!(ForgetMode: SurplusOnly, EvenLast, Lost);
+numbered!(TaskKind: Copy, Move);
+numbered!(TaskFailure:
+    ObjectGone, SourceGone, TargetDraining, TargetAbsent, NoSpace, QuotaExceeded, NotCopied, StillNeeded, Expired);
 fields!(NodeAddresses { grpc, engine, admin });
 fields!(Labels { zone, rack, host });
 fields!(NodeRegistration { node, incarnation, addresses, tiers, labels });
@@ -139,6 +161,7 @@ fields!(RequestId { session, sequence });
 fields!(RemoveItem { tenant, key, version, force, request });
 fields!(PinItem { tenant, key, request });
 fields!(Quota { bytes, objects });
+fields!(TaskRequest { task, kind, tenant, key, source, targets });
 
 impl Item for CompleteItem {}
 impl Item for ReplicaName {}

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use super::changes::Changes;
 use super::codec::{DecodeError, Field, Input, fields};
-use super::command::{Labels, NodeAddresses, NodeRegistration, NodeState, Quota, SessionId, TierDescription};
+use super::command::{Labels, NodeAddresses, NodeRegistration, NodeState, Quota, SessionId, TaskId, TierDescription};
 use super::nodes::{FreeKey, Node};
 use super::object::{Name, Object};
 use super::outcome::{PinOutcome, RemoveOutcome};
 use super::retired::Stamp;
 use super::sessions::{Remembered, Session};
 use super::settings::Settings;
+use super::tasks::Task;
 use super::tenants::Tenant;
 use super::{Catalog, MAX_ANSWERS, MAX_NODES, MAX_RETIRED, MAX_SESSION_ANSWERS, MAX_SESSIONS, MAX_TENANTS};
 use crate::log::{LogIndex, LogTime};
@@ -67,6 +68,7 @@ pub(super) enum RowKey {
     Object(Name),
     Free(NodeId, FreeKey),
     Session(SessionId),
+    Task(TaskId),
     Retired(ReplicaId),
 }
 
@@ -127,6 +129,7 @@ impl Catalog {
             keys.extend(node.free_list.keys().map(|&key| RowKey::Free(id, key)));
         }
         keys.extend(self.sessions.by_id.keys().map(|&session| RowKey::Session(session)));
+        keys.extend(self.tasks.ids().map(RowKey::Task));
         keys.extend(self.retired.iter().map(|(replica, _)| RowKey::Retired(replica)));
         keys.into_iter().map(|key| (key.encode(), self.row(&key).expect("a row that is there"))).collect()
     }
@@ -163,6 +166,7 @@ impl Catalog {
                 Some([&[VERSION][..], name.as_bytes()].concat())
             }
             RowKey::Session(id) => self.sessions.by_id.get(id).map(session_row),
+            RowKey::Task(id) => self.tasks.get(*id).map(row),
             RowKey::Retired(replica) => self.retired.get(*replica).as_ref().map(row),
         }
     }
@@ -233,6 +237,12 @@ impl Catalog {
                 let fits = answers.iter().all(|(sequence, _)| *sequence > acknowledged);
                 self.sessions.restore(id, Session { acknowledged, used_at, answers: answers.into_iter().collect() });
                 fits && self.sessions.len() <= MAX_SESSIONS && self.sessions.remembered() <= MAX_ANSWERS
+            }
+            RowKey::Task(id) => {
+                let task: Task = decode(value)?;
+                let is_named = task.is_named(id);
+                self.tasks.set(id, task);
+                is_named && self.tasks.is_within_bounds()
             }
             RowKey::Retired(replica) => {
                 self.retired.restore(replica, decode(value)?);
@@ -332,6 +342,7 @@ impl RowKey {
             ]
             .concat(),
             Self::Session(session) => [&[5][..], &session.0.to_be_bytes()].concat(),
+            Self::Task(task) => [&[6][..], &task.0.to_be_bytes()].concat(),
             Self::Retired(replica) => [
                 &[7][..],
                 &replica.node.0.to_be_bytes(),
@@ -358,6 +369,7 @@ impl RowKey {
                 },
             ),
             5 => Self::Session(SessionId(input.big_endian_u64()?)),
+            6 => Self::Task(TaskId(input.big_endian_u64()?)),
             7 => Self::Retired(ReplicaId {
                 node: NodeId(input.big_endian_u32()?),
                 incarnation: Incarnation(input.big_endian_u32()?),

@@ -1,7 +1,8 @@
 //! The catalog: what the cluster agreed on, as a pure function of the log.
 //!
 //! It knows objects and which nodes have copies of them (never where on a node, nor in which tier), nodes and what
-//! they are to free, tenants and quotas, sessions of request ids, and ids that may not become visible any more.
+//! they are to free, tenants and quotas, sessions of request ids, tasks, and ids that may not become
+//! visible any more.
 //! It is deliberately no place for leases, heat and load, which the leader keeps ([`crate::lease`]), and it never
 //! waits, asks the time, draws a random number or does I/O.
 //!
@@ -37,6 +38,7 @@ mod retired;
 mod sessions;
 mod settings;
 mod table;
+mod tasks;
 mod tenants;
 #[cfg(test)]
 mod tests;
@@ -55,6 +57,7 @@ pub use outcome::*;
 pub use query::*;
 pub use retired::{MAX_RETIRED, RESERVATION_LIFETIME, RETIREMENT};
 pub use sessions::{MANY_ANSWERS, MAX_ANSWERS, MAX_SESSION_ANSWERS, MAX_SESSIONS};
+pub use tasks::{MAX_OPEN_TASKS, MAX_TASK_FAILURES, MAX_TASKS, TASK_LIFETIME, TASK_RETENTION};
 pub use tenants::MAX_TENANTS;
 
 use crate::log::{LogIndex, LogTime, Term};
@@ -68,6 +71,7 @@ use retired::{Retired, Stamp};
 use sessions::Sessions;
 use settings::Settings;
 use table::{ObjectTable, Slot};
+use tasks::Tasks;
 use tenants::{Charge, Tenants};
 
 /// Number of key buckets: 4,096, so that 10^7 objects are about 2,400 a bucket, one page of a repair.
@@ -122,6 +126,7 @@ pub struct Catalog {
     tenants: Tenants,
     sessions: Sessions,
     retired: Retired,
+    tasks: Tasks,
     /// Rows of the image that changed since they were last taken.
     changes: Changes,
 }
@@ -152,6 +157,7 @@ impl Catalog {
             tenants: Tenants::new(),
             sessions: Sessions::default(),
             retired: Retired::default(),
+            tasks: Tasks::default(),
             changes: Changes::default(),
         }
     }
@@ -202,6 +208,8 @@ impl Catalog {
             }
             Command::ExpireSessions => Outcome::Session(self.expire_sessions()),
             Command::SetSetting(setting) => Outcome::Setting(self.settings.set(*setting)),
+            Command::BeginTask(request) => Outcome::Task(self.begin_task(request)),
+            Command::StepTask { task, step } => Outcome::Task(self.step_task(*task, *step)),
         }
     }
 
@@ -213,6 +221,7 @@ impl Catalog {
         // Twice what one command can retire of its own items, so that the table shrinks under any load.
         let expired = self.retired.expire(self.time, 2 * MAX_COMMAND_ITEMS);
         self.changes.extend(expired.into_iter().map(RowKey::Retired));
+        self.age_tasks();
     }
 
     fn register_node(&mut self, registration: &NodeRegistration) -> NodeOutcome {
@@ -349,6 +358,7 @@ impl Catalog {
         self.tenants.validate(self.objects.iter().map(|object| (object.tenant(), Charge::of(object))));
         self.sessions.validate();
         self.retired.validate();
+        self.tasks.validate();
         let mut grouped = 0;
         for object in self.objects.iter() {
             let replicas: Vec<Replica> = object.replicas().collect();

@@ -58,6 +58,11 @@ impl Node {
         self.state != NodeState::Absent
     }
 
+    /// Whether it takes copies.
+    pub(super) fn takes(&self) -> bool {
+        self.state == NodeState::Up
+    }
+
     /// Whether it has confirmed a copy of that life in its present one.
     pub(super) fn confirms(&self, incarnation: Incarnation) -> bool {
         !self.announcing || incarnation == self.incarnation
@@ -82,7 +87,7 @@ impl Nodes {
 
     /// How many are up.
     pub(super) fn up(&self) -> usize {
-        self.0.values().filter(|node| node.state == NodeState::Up).count()
+        self.0.values().filter(|node| node.takes()).count()
     }
 
     /// Whether `replica` was reserved in its node's present life.

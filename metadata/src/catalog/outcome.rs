@@ -1,6 +1,6 @@
 //! How commands end. What is expected is an outcome, never an error; each has one per item, in order.
 
-use super::command::Setting;
+use super::command::{Setting, TaskState};
 use crate::log::LogIndex;
 use crate::node::Incarnation;
 use crate::object::{TenantId, VersionId};
@@ -35,6 +35,8 @@ pub enum Outcome {
     Session(SessionOutcome),
     /// Of `SetSetting`: the setting as it is now. One out of bounds changes nothing.
     Setting(Setting),
+    /// Of `BeginTask` and `StepTask`.
+    Task(TaskOutcome),
 }
 
 /// How a command on a node ended.
@@ -255,4 +257,46 @@ pub enum SessionOutcome {
         /// How many.
         dropped: u32,
     },
+}
+
+/// How a command on a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskOutcome {
+    /// The task is in this state now. Also the answer to every repeat.
+    Known(TaskState),
+    /// No such task, or it ended too long ago.
+    Unknown,
+    /// As many tasks are open as may be: retry later.
+    TooMany,
+    /// Nothing was begun.
+    Refused(TaskRefusal),
+}
+
+/// Why a task was not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TaskRefusal {
+    /// No target, one twice, more than may be, the source among them, a move without a source, or no id.
+    #[error("targets and source contradict each other or their bounds")]
+    Malformed,
+    /// The id names another task.
+    #[error("the id names another task")]
+    Mismatch,
+    /// There is no such object.
+    #[error("there is no such object")]
+    NoSuchObject,
+    /// A target is no node.
+    #[error("a target is no node of the cluster")]
+    NoSuchNode,
+    /// A target is absent, or being drained.
+    #[error("a target is not up")]
+    NodeNotUp,
+    /// The source has no copy of the object.
+    #[error("the source has no copy")]
+    NotOnSource,
+    /// The target of a move has a copy already.
+    #[error("the target has a copy already")]
+    TargetHasCopy,
+    /// The object would have more copies than it may.
+    #[error("the object would have too many copies")]
+    TooManyCopies,
 }

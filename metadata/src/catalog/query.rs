@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::KeyBucket;
-use super::command::{Labels, NodeAddresses, NodeState, Quota, Setting, TierDescription};
+use super::command::{
+    Labels, NodeAddresses, NodeState, Quota, Setting, TaskId, TaskRequest, TaskState, TierDescription,
+};
 use super::copies::Copies;
 use crate::log::{LogIndex, LogTime};
 use crate::node::{Incarnation, NodeId};
@@ -96,6 +98,25 @@ pub enum Query {
     Nodes,
     /// All tenants by id: [`Answer::Tenants`].
     Tenants,
+    /// One task: [`Answer::Task`].
+    Task {
+        /// Which.
+        task: TaskId,
+    },
+    /// The tasks that are not finished, those that began first in front: [`Answer::Tasks`].
+    OpenTasks {
+        /// Most of them.
+        limit: usize,
+    },
+    /// A page of tasks by id: [`Answer::Tasks`].
+    Tasks {
+        /// Only of this tenant.
+        tenant: Option<TenantId>,
+        /// Only those behind this one.
+        after: Option<TaskId>,
+        /// Most tasks of the page, 1 to [`MAX_PAGE_ITEMS`].
+        limit: usize,
+    },
     /// How much of everything there is: [`Answer::Counts`].
     Counts,
 }
@@ -136,6 +157,10 @@ pub enum Answer {
     Nodes(Vec<NodeStat>),
     /// By id.
     Tenants(Vec<TenantStat>),
+    /// The task, if it is known.
+    Task(Option<TaskStat>),
+    /// By id, or by when they began.
+    Tasks(TaskPage),
     /// Totals.
     Counts(Counts),
 }
@@ -385,6 +410,36 @@ pub struct TenantStat {
     pub bytes: u64,
     /// It is hidden and its objects are being removed.
     pub dropping: bool,
+}
+
+/// One page of tasks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TaskPage {
+    /// The tasks.
+    pub tasks: Vec<TaskStat>,
+    /// Where the next page starts (exclusive); `None` at the end.
+    pub next: Option<TaskId>,
+}
+
+/// What is known of one task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskStat {
+    /// What was asked for.
+    pub request: TaskRequest,
+    /// Of which version.
+    pub version: VersionId,
+    /// Length of the object in bytes.
+    pub length: u64,
+    /// Where it stands.
+    pub state: TaskState,
+    /// How many of the targets have copies that count; 0 of a task that failed or was cancelled.
+    pub copied: usize,
+    /// How often copies could not be made.
+    pub failures: u8,
+    /// When it began.
+    pub begun_at: LogTime,
+    /// When its state, or its count of failures, changed last.
+    pub changed_at: LogTime,
 }
 
 /// How much of everything there is.

@@ -36,6 +36,9 @@ impl Catalog {
             }
             Query::Nodes => Answer::Nodes(self.nodes.stats()),
             Query::Tenants => Answer::Tenants(self.tenants.stats()),
+            Query::Task { task } => Answer::Task(self.task_stat(*task)),
+            Query::OpenTasks { limit } => Answer::Tasks(self.open_tasks(*limit)),
+            Query::Tasks { tenant, after, limit } => Answer::Tasks(self.task_page(*tenant, *after, *limit)),
             Query::Counts => Answer::Counts(self.counts()),
         }
     }

@@ -1,6 +1,6 @@
 //! Further copies of objects, and fewer: add, adopt, forget, and the end of a returning node's announcement.
 
-use super::command::{AddReplicaItem, AdoptItem, ForgetMode, MAX_REPLICAS, NodeState, ObjectFacts, ReplicaName};
+use super::command::{AddReplicaItem, AdoptItem, ForgetMode, MAX_REPLICAS, ObjectFacts, ReplicaName};
 use super::copies::Copies;
 use super::image::RowKey;
 use super::object::{Description, Name, Object, Replica};
@@ -10,7 +10,7 @@ use super::table::{MAX_OBJECTS, Slot};
 use super::tenants::Charge;
 use super::{Catalog, each};
 use crate::node::{Incarnation, NodeId};
-use crate::object::{Durability, VersionId};
+use crate::object::{Durability, ObjectKey, TenantId, VersionId};
 
 impl Catalog {
     /// A copy that its node made now. What is refused is retired: its node frees it on this answer.
@@ -53,7 +53,7 @@ impl Catalog {
         item: &AddReplicaItem,
         also: impl Fn(&Self, &Object) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
-        let slot = self.find_version(item).ok_or(Refusal::NoSuchVersion)?;
+        let slot = self.find_version(item.tenant, &item.key, item.version).ok_or(Refusal::NoSuchVersion)?;
         let object = self.objects.get(slot);
         if object.replica(item.replica).is_some() {
             return Ok(());
@@ -73,10 +73,8 @@ impl Catalog {
         Ok(())
     }
 
-    fn find_version(&self, item: &AddReplicaItem) -> Option<Slot> {
-        let slot = self.objects.find(item.tenant, item.key.as_bytes())?;
-        let serves = self.tenants.serves(item.tenant);
-        (serves && self.objects.get(slot).version == item.version).then_some(slot)
+    pub(super) fn find_version(&self, tenant: TenantId, key: &ObjectKey, version: VersionId) -> Option<Slot> {
+        self.visible(tenant, key).filter(|&slot| self.objects.get(slot).version == version)
     }
 
     /// Makes sure that an announced version is there, if it is the best that was announced of its key so far: the
@@ -126,17 +124,24 @@ impl Catalog {
     }
 
     /// Whether as many confirmed copies as there are to be, or as there are nodes for, remain without this one on nodes that
-    /// are up, and one at least of the durability that the put asked for, if this one has it.
+    /// are up, and one at least of the durability that the put asked for, if this one has it. Not while a task makes copies.
     fn is_surplus(&self, object: &Object, replica: Replica) -> bool {
-        let keeps = |other: &Replica| {
-            let node = self.nodes.get(other.id.node);
-            other.id != replica.id
-                && node.is_some_and(|node| node.state == NodeState::Up && node.confirms(other.id.incarnation))
-        };
-        let kept: Vec<Replica> = object.replicas().filter(keeps).collect();
+        let kept = object.replicas().filter(|other| other.id != replica.id && self.stays(other)).count();
+        kept >= usize::from(object.copies.wanted()).min(self.nodes.up()).max(1)
+            && self.keeps_durable(object, replica)
+            && !self.tasks.concern(object)
+    }
+
+    /// Whether a copy counts as one that stays: confirmed, on a node that is up.
+    pub(super) fn stays(&self, copy: &Replica) -> bool {
+        self.nodes.get(copy.id.node).is_some_and(|node| node.takes() && node.confirms(copy.id.incarnation))
+    }
+
+    /// Whether one of the durability that the put asked for stays without this one, or this one does not have it.
+    pub(super) fn keeps_durable(&self, object: &Object, replica: Replica) -> bool {
         let durable = |copy: &Replica| copy.durability >= object.durability;
-        kept.len() >= usize::from(object.copies.wanted()).min(self.nodes.up()).max(1)
-            && (!durable(&replica) || kept.iter().any(durable))
+        !durable(&replica)
+            || object.replicas().any(|other| other.id != replica.id && self.stays(&other) && durable(&other))
     }
 
     /// The other copies on nodes that read.

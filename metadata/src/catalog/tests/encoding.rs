@@ -134,6 +134,37 @@ fn registrations() -> impl Strategy<Value = NodeRegistration> {
     })
 }
 
+fn task_requests() -> impl Strategy<Value = TaskRequest> {
+    let kinds = prop_oneof![Just(TaskKind::Copy), Just(TaskKind::Move)];
+    let nodes = (option::of(any::<u32>()), vec(any::<u32>(), 0..4));
+    (any::<u64>(), kinds, any::<u32>(), keys(), nodes).prop_map(|(task, kind, tenant, key, (source, targets))| {
+        TaskRequest {
+            task: TaskId(task),
+            kind,
+            tenant: TenantId(tenant),
+            key,
+            source: source.map(NodeId),
+            targets: targets.into_iter().map(NodeId).collect(),
+        }
+    })
+}
+
+fn task_steps() -> impl Strategy<Value = TaskStep> {
+    let failures = prop_oneof![
+        Just(TaskFailure::ObjectGone),
+        Just(TaskFailure::SourceGone),
+        Just(TaskFailure::TargetDraining),
+        Just(TaskFailure::TargetAbsent),
+        Just(TaskFailure::NoSpace),
+        Just(TaskFailure::QuotaExceeded),
+        Just(TaskFailure::NotCopied),
+        Just(TaskFailure::StillNeeded),
+        Just(TaskFailure::Expired),
+    ];
+    let fail = failures.prop_map(TaskStep::Fail);
+    prop_oneof![Just(TaskStep::Start), Just(TaskStep::Settle), fail, Just(TaskStep::Cancel)]
+}
+
 fn commands() -> impl Strategy<Value = Command> {
     let states = prop_oneof![Just(NodeState::Up), Just(NodeState::Draining), Just(NodeState::Absent)];
     let modes = prop_oneof![Just(ForgetMode::SurplusOnly), Just(ForgetMode::EvenLast), Just(ForgetMode::Lost)];
@@ -167,6 +198,8 @@ fn commands() -> impl Strategy<Value = Command> {
         (any::<u64>(), any::<u64>())
             .prop_map(|(session, through)| Command::AcknowledgeSession { session: SessionId(session), through }),
         Just(Command::ExpireSessions),
+        task_requests().prop_map(Command::BeginTask),
+        (any::<u64>(), task_steps()).prop_map(|(task, step)| Command::StepTask { task: TaskId(task), step }),
         any::<bool>().prop_map(|rebuilding| Command::SetSetting(Setting::Rebuilding(rebuilding))),
         any::<u32>().prop_map(|milliseconds| {
             Command::SetSetting(Setting::SessionLifetime(Duration::from_millis(u64::from(milliseconds))))
@@ -183,7 +216,7 @@ proptest! {
 
     #[test]
     fn bytes_that_decode_are_the_one_encoding(bytes in vec(any::<u8>(), 0..200)) {
-        let versioned = [&[1][..], &bytes].concat();
+        let versioned = [&[COMMAND_VERSION][..], &bytes].concat();
         if let Ok(command) = Command::decode(&versioned) {
             prop_assert_eq!(encoded(&command), versioned);
         }
@@ -238,7 +271,7 @@ fn bytes_behind_a_command_are_refused() {
 
 #[test]
 fn a_command_of_a_later_version_is_named() {
-    assert_eq!(Command::decode(&[3, 18]), Err(DecodeError::Version { found: 3, known: 2 }));
+    assert_eq!(Command::decode(&[4, 18]), Err(DecodeError::Version { found: 4, known: 3 }));
     assert_eq!(Command::decode(&[]), Err(DecodeError::Truncated));
 }
 
@@ -251,12 +284,12 @@ fn an_illegal_key_is_refused() {
 
 /// The bytes that `docs/src/formats/log.md` shows. They stand in logs on disk: a change needs a new version.
 #[test]
-fn the_encoding_of_version_2_stays() {
+fn the_encoding_of_version_3_stays() {
     let forget =
         Command::Forget { mode: ForgetMode::EvenLast, items: vec![replica_name("ab", replica(0x0102_0304, 300))] };
     assert_eq!(
         encoded(&forget),
-        [2, 8, 1, 1, 0, 2, b'a', b'b', 0x04, 0x03, 0x02, 0x01, 1, 0xac, 0x02],
+        [3, 8, 1, 1, 0, 2, b'a', b'b', 0x04, 0x03, 0x02, 0x01, 1, 0xac, 0x02],
         "version, kind, mode, count, tenant, key, node, incarnation, sequence"
     );
 }

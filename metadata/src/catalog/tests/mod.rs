@@ -7,6 +7,7 @@ mod puts;
 mod reads;
 mod removals;
 mod requests;
+mod tasks;
 
 use std::time::Duration;
 
@@ -171,6 +172,13 @@ impl World {
     fn tenant(&mut self, command: &Command) -> TenantOutcome {
         match self.apply(command) {
             Outcome::Tenant(outcome) => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn task(&mut self, command: &Command) -> TaskOutcome {
+        match self.apply(command) {
+            Outcome::Task(outcome) => outcome,
             other => panic!("{other:?}"),
         }
     }
