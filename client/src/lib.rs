@@ -36,6 +36,7 @@ mod put;
 mod recent;
 mod retry;
 mod session;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -55,6 +56,7 @@ pub use call::Client;
 pub use endpoint::ServerAddress;
 pub use error::{Error, Refusal};
 pub use get::ObjectStream;
+pub use tasks::{Task, TaskKind, TaskListing, TaskState};
 pub use tidepool_metadata::{DataType, ErrorKind, ObjectKey};
 pub use tidepool_transfer::{LendableMemory, Tls, TransferError};
 pub use types::{

@@ -24,6 +24,8 @@ pub(crate) struct State {
     pub(crate) calls: Vec<&'static str>,
     /// Under which names changes came.
     pub(crate) request_ids: Vec<proto::RequestIds>,
+    /// Names of tasks that were to be begun.
+    pub(crate) tasks: Vec<u64>,
     /// The last call's token.
     pub(crate) authorization: Option<String>,
     /// Gets flip a bit of their last byte so many times.
@@ -279,6 +281,28 @@ impl Store for Fake {
     async fn stat(&self, request: Request<proto::StatRequest>) -> Answer<proto::StatReply> {
         self.enter("stat", &request).await?;
         Err(status(Code::NotFound, "UNKNOWN_TENANT", 0))
+    }
+
+    async fn begin_task(&self, request: Request<proto::BeginTaskRequest>) -> Answer<proto::Task> {
+        self.state().tasks.push(request.get_ref().task);
+        self.enter("begin_task", &request).await?;
+        let proto::BeginTaskRequest { task, kind, key, targets, .. } = request.into_inner();
+        let state = proto::TaskState::Waiting.into();
+        Ok(Response::new(proto::Task { task, kind, key, targets, state, ..proto::Task::default() }))
+    }
+
+    async fn get_task(&self, request: Request<proto::TaskRequest>) -> Answer<proto::Task> {
+        self.enter("get_task", &request).await?;
+        Err(status(Code::NotFound, "NO_SUCH_TASK", 0))
+    }
+
+    async fn cancel_task(&self, request: Request<proto::TaskRequest>) -> Answer<proto::Task> {
+        self.get_task(request).await
+    }
+
+    async fn list_tasks(&self, request: Request<proto::ListTasksRequest>) -> Answer<proto::ListTasksReply> {
+        self.enter("list_tasks", &request).await?;
+        Ok(Response::new(proto::ListTasksReply::default()))
     }
 
     /// Has no engine. Not one of the calls that tests count: the client looks around with its first.

@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use crate::{
     BatchGot, Client, ClientSettings, Error, ErrorKind, Existence, GetOptions, Matching, ObjectInfo, PutOptions,
-    PutOutcome, RemoveOutcome,
+    PutOutcome, RemoveOutcome, TaskKind, TaskState,
 };
 use fake::{Fake, status};
 
@@ -354,4 +354,17 @@ async fn answers_that_break_the_protocol_are_errors() {
     assert!(matches!(client.pin(&["k"]).await, Err(Error::Protocol { operation: "pin", .. })));
     fake.state().failures.push_back(Status::internal("bug"));
     assert_eq!(client.exists("k").await.expect_err("is an error").kind(), ErrorKind::Internal);
+}
+
+/// A task whose answer was lost was begun a second time, under another name.
+#[tokio::test]
+async fn a_task_that_is_begun_again_has_the_same_name() {
+    let (fake, client) = connected().await;
+    fake.state().failures.push_back(status(Code::Unavailable, "NO_LEADER", 0));
+    let task = client.begin_copy("k", &["node".to_owned()]).await.expect("begun");
+    assert_eq!((task.kind, task.state), (TaskKind::Copy, TaskState::Waiting));
+    assert_eq!(fake.state().tasks, [task.id, task.id]);
+    assert_eq!(client.task(task.id).await.expect("no error"), None);
+    let other = client.begin_move("k", "one", "two").await.expect("begun");
+    assert_ne!(other.id, task.id);
 }

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
-use tidepool_metadata::catalog::{Answer, Command, NodeOutcome, NodeStat, NodeState, Outcome, Query};
+use tidepool_metadata::catalog::{Answer, NodeStat, NodeState, Query};
 use tidepool_metadata::{ErrorKind, NodeId, TierKind};
 use tidepool_replication::{CatalogError, CatalogHandle, GroupStatus, MemberChange, MemberId, Read, Role};
 
@@ -26,7 +26,7 @@ pub(super) struct NodesRequest {
     nodes: Vec<String>,
 }
 
-fn parse(node: &str) -> Result<NodeId, Error> {
+pub(super) fn parse(node: &str) -> Result<NodeId, Error> {
     u32::from_str_radix(node, 16).map(NodeId).map_err(|_| {
         let message = format!("{node:?} is no node: give its number as `tidepool admin nodes` shows it");
         Error::new(ErrorKind::Invalid, "BAD_NODE", message).field("node")
@@ -181,7 +181,7 @@ pub(super) async fn drain(
     State(api): State<AdminApi>,
     Json(request): Json<NodeRequest>,
 ) -> Result<Json<NodesReport>, Error> {
-    set_state(&api, &request, NodeState::Draining).await?;
+    api.inner.service.drain(parse(&request.node)?, true).await?;
     nodes(State(api)).await
 }
 
@@ -189,30 +189,8 @@ pub(super) async fn undrain(
     State(api): State<AdminApi>,
     Json(request): Json<NodeRequest>,
 ) -> Result<Json<NodesReport>, Error> {
-    set_state(&api, &request, NodeState::Up).await?;
+    api.inner.service.drain(parse(&request.node)?, false).await?;
     nodes(State(api)).await
-}
-
-async fn set_state(api: &AdminApi, request: &NodeRequest, state: NodeState) -> Result<(), Error> {
-    let (node, catalog) = (parse(&request.node)?, api.inner.service.catalog().await?);
-    let (_, answer) = catalog.query(Query::Nodes, Read::Linearizable).await?;
-    let Answer::Nodes(nodes) = answer else { return Err(CatalogError::Unexpected { expected: "nodes" }.into()) };
-    let refused = |reason, message: String| Err(Error::new(ErrorKind::Conflict, reason, message).field("node"));
-    let Some(known) = nodes.iter().find(|known| known.node == node) else {
-        return refused("NO_SUCH_NODE", format!("there is no node {node}: `tidepool admin nodes` lists them"));
-    };
-    if known.state == NodeState::Absent {
-        return refused("NODE_ABSENT", format!("node {node} is absent: what it holds is made anew elsewhere anyway"));
-    }
-    let stays = |other: &&NodeStat| other.node != node && other.state == NodeState::Up;
-    if state == NodeState::Draining && !nodes.iter().any(|other| stays(&other)) {
-        return refused("LAST_NODE", format!("no other node is up that could take what node {node} holds"));
-    }
-    let command = Command::SetNodeState { node, incarnation: known.incarnation, state, term: None };
-    match catalog.propose(command).await? {
-        (_, Outcome::Node(NodeOutcome::Accepted { .. })) => Ok(()),
-        _ => refused("NODE_RESTARTED", format!("node {node} has just restarted: ask again")),
-    }
 }
 
 pub(super) async fn leases(State(api): State<AdminApi>) -> Result<Json<LeasesReport>, Error> {

@@ -4,6 +4,7 @@ mod cluster;
 mod metrics;
 pub mod report;
 mod rows;
+mod tasks;
 mod tenants;
 
 use std::net::SocketAddr;
@@ -88,6 +89,10 @@ impl AdminApi {
             .route("/v1/tenants/create", post(tenants::create))
             .route("/v1/tenants/quota", post(tenants::set_quota))
             .route("/v1/tenants/drop", post(tenants::remove))
+            .route("/v1/tasks", get(tasks::tasks))
+            .route("/v1/tasks/copy", post(tasks::copy))
+            .route("/v1/tasks/move", post(tasks::relocate))
+            .route("/v1/tasks/cancel", post(tasks::cancel))
             .route("/v1/nvme/attach", post(attach))
             .route("/v1/nvme/detach", post(detach))
             .route("/metrics", get(prometheus))
@@ -148,16 +153,25 @@ struct ObjectQuery {
 }
 
 async fn object(State(api): State<AdminApi>, Query(query): Query<ObjectQuery>) -> Result<Json<ObjectReport>, Error> {
+    let name = named(&api, query.key, query.key_base64, &query.tenant).await?;
+    Ok(Json(rows::object(&api.inner.service.object_report(&name).await?)))
+}
+
+/// The object that is meant: by text, or by bytes in base64.
+async fn named(
+    api: &AdminApi,
+    key: Option<String>,
+    key_base64: Option<String>,
+    tenant: &str,
+) -> Result<ObjectName, Error> {
     let invalid = |what: String| Error::new(ErrorKind::Invalid, "BAD_KEY", what).field("key");
-    let bytes = match (query.key, query.key_base64) {
+    let bytes = match (key, key_base64) {
         (Some(key), None) => key.into_bytes(),
         (None, Some(key)) => STANDARD.decode(key).map_err(|error| invalid(format!("key_base64: {error}")))?,
         _ => return Err(invalid("give either key or key_base64".into())),
     };
     let key = ObjectKey::new(&bytes).map_err(|error| invalid(error.to_string()))?;
-    let tenant = api.inner.service.tenant(&query.tenant).await?;
-    let found = api.inner.service.object_report(&ObjectName { tenant, key }).await?;
-    Ok(Json(rows::object(&found)))
+    Ok(ObjectName { tenant: api.inner.service.tenant(tenant).await?, key })
 }
 
 async fn info(State(api): State<AdminApi>) -> Result<Json<InfoReport>, Error> {

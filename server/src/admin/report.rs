@@ -282,3 +282,61 @@ pub struct TenantRequest {
     /// Most objects.
     pub objects: Option<u64>,
 }
+
+/// `GET /v1/tasks`, and the answer to a task that was begun or cancelled: that one alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TasksReport {
+    /// By when they began; nodes that are being emptied at the end.
+    pub tasks: Vec<TaskRow>,
+}
+
+/// One task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskRow {
+    /// 16 hexadecimal digits; `drain-` and the node's number for one that is being emptied.
+    pub id: String,
+    /// `copy`, `move`, `drain`.
+    pub kind: String,
+    /// `waiting`, `running`, `done`, `failed`, `cancelled`.
+    pub state: String,
+    /// Why it failed, such as `OBJECT_GONE`; else empty.
+    pub reason: String,
+    /// The object's tenant; of a drain empty.
+    pub tenant: String,
+    /// The object's key, if it is UTF-8.
+    pub key: Option<String>,
+    /// Else its bytes.
+    pub key_base64: Option<String>,
+    /// From which node; empty: from any holder.
+    pub source: String,
+    /// To which nodes; of a drain none: wherever there is room.
+    pub targets: Vec<String>,
+    /// Of a copy or move, how many targets have copies that count.
+    pub copied: u64,
+    /// Bytes of the object; of a drain those that are left on the node.
+    pub bytes: u64,
+    /// Of a drain, how many copies are left on the node.
+    pub left: Option<u64>,
+    /// When it began, in milliseconds since the Unix epoch; of a drain 0.
+    pub begun_ms: u64,
+    /// When its state changed last; of a drain 0.
+    pub changed_ms: u64,
+}
+
+/// Body of `POST /v1/tasks/copy` and `move`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TaskBody {
+    /// The object's key as text, or
+    pub key: Option<String>,
+    /// as bytes in base64.
+    pub key_base64: Option<String>,
+    /// Its tenant; empty: the default one.
+    pub tenant: String,
+    /// From which node; a move needs one.
+    pub source: Option<String>,
+    /// To which nodes; of a move one.
+    pub targets: Vec<String>,
+    /// Names the task, 16 hexadecimal digits, so that it can be asked for again when the answer was lost; null: the node draws one.
+    pub id: Option<String>,
+}

@@ -15,6 +15,7 @@ use super::key::KeyArgument;
 use super::output::{Output, Table, size};
 use super::raft::{self, RaftCommand};
 use super::serve::SettingsArguments;
+use super::tasks::{self, TaskCommand};
 use super::tenants::{self, TenantCommand};
 use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
 use crate::folder::DataFolder;
@@ -52,6 +53,9 @@ pub(super) enum AdminCommand {
         /// Its number, as `admin nodes` shows it
         node: String,
     },
+    /// Show copies and moves of objects, and nodes that are being emptied; begin or cancel some
+    #[command(subcommand)]
+    Tasks(TaskCommand),
     /// Show what a node does to keep objects at their number of copies
     Repair,
     /// Show what is leased, as the leader knows it
@@ -94,6 +98,7 @@ pub(super) async fn run(
         AdminCommand::Nodes => raft::nodes(connection, output).await,
         AdminCommand::Drain { node } => raft::set_state("drain", node, connection, output).await,
         AdminCommand::Undrain { node } => raft::set_state("undrain", node, connection, output).await,
+        AdminCommand::Tasks(command) => tasks::run(command, connection, output).await,
         AdminCommand::Repair => {
             let report: RepairReport = admin()?.get("/v1/repair").await?;
             output.answer(&report, repair_table)

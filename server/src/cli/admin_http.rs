@@ -81,7 +81,9 @@ impl AdminClient {
             reason: String,
         }
         match serde_json::from_slice::<Refusal>(body) {
-            Ok(Refusal { error, reason }) if reason == "NOT_FOUND" => Failure::no(&reason, error),
+            Ok(Refusal { error, reason }) if matches!(&*reason, "NOT_FOUND" | "NO_SUCH_TASK") => {
+                Failure::no(&reason, error)
+            }
             Ok(Refusal { error, reason }) => Failure::local(&reason, error),
             Err(_) => self.failure(format!("status {status}: {}", String::from_utf8_lossy(body).trim())),
         }

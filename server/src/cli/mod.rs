@@ -18,6 +18,7 @@ mod output;
 mod raft;
 mod replay;
 mod serve;
+mod tasks;
 mod tenants;
 mod transfer;
 

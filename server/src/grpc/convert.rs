@@ -79,9 +79,14 @@ impl StoreApi {
     }
 }
 
-/// Nodes that a put may prefer, and bytes of the name of one.
+/// Nodes that a put may prefer or a task may have as targets, and bytes of the name of one.
 const MAX_PREFERRED: usize = 16;
 const MAX_NAME_BYTES: usize = 256;
+
+/// Whether so many nodes may be named, and so.
+pub(crate) fn are_few_names(names: &[String]) -> bool {
+    names.len() <= MAX_PREFERRED && names.iter().all(|name| name.len() <= MAX_NAME_BYTES)
+}
 
 /// What a put of `count` objects asks for.
 pub(crate) fn options(options: Option<proto::PutOptions>, count: usize) -> Result<PutOptions, Error> {
@@ -90,8 +95,7 @@ pub(crate) fn options(options: Option<proto::PutOptions>, count: usize) -> Resul
         let message = format!("group of {} bytes: give at most {MAX_GROUP_BYTES}", options.group.len());
         return Err(invalid("GROUP_TOO_LONG", "group", message));
     }
-    let is_long = |name: &String| name.len() > MAX_NAME_BYTES;
-    if options.prefer.len() > MAX_PREFERRED || options.prefer.iter().any(is_long) {
+    if !are_few_names(&options.prefer) {
         let count = options.prefer.len();
         let message = format!(
             "{count} preferred nodes: give at most {MAX_PREFERRED}, by names of at most {MAX_NAME_BYTES} bytes"

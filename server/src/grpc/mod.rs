@@ -6,6 +6,7 @@ mod limits;
 mod manage;
 mod object;
 mod serve;
+mod tasks;
 mod values;
 
 use std::net::SocketAddr;
@@ -157,6 +158,25 @@ impl Store for StoreApi {
 
     async fn stat(&self, request: Request<proto::StatRequest>) -> Result<Response<proto::StatReply>, Status> {
         Ok(Response::new(self.stat_object(request.into_inner()).await?))
+    }
+
+    async fn begin_task(&self, request: Request<proto::BeginTaskRequest>) -> Result<Response<proto::Task>, Status> {
+        Ok(Response::new(self.start_task(request.into_inner()).await?))
+    }
+
+    async fn get_task(&self, request: Request<proto::TaskRequest>) -> Result<Response<proto::Task>, Status> {
+        Ok(Response::new(self.show_task(request.into_inner()).await?))
+    }
+
+    async fn cancel_task(&self, request: Request<proto::TaskRequest>) -> Result<Response<proto::Task>, Status> {
+        Ok(Response::new(self.end_task(request.into_inner()).await?))
+    }
+
+    async fn list_tasks(
+        &self,
+        request: Request<proto::ListTasksRequest>,
+    ) -> Result<Response<proto::ListTasksReply>, Status> {
+        Ok(Response::new(self.task_page(request.into_inner()).await?))
     }
 
     async fn server_info(

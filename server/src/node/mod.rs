@@ -24,6 +24,7 @@ mod reconcile;
 mod remote;
 mod sessions;
 mod start;
+pub(crate) mod tasks;
 mod types;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +54,7 @@ pub use reconcile::Reconciled;
 pub use remote::Remotes;
 pub use sessions::RequestIds;
 pub use start::{Membership, Node, NodeConfig};
+pub use tasks::TaskWish;
 pub use types::{
     Existence, Freshness, KeyFilter, ListPage, ListedObject, MatchPage, ObjectDescription, ObjectName, ObjectStat,
     PutDone, PutItem, PutOptions, PutOutcome, RangeRequest, RemoveOutcome, ReplicaStat, Value,

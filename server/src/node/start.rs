@@ -264,7 +264,8 @@ impl Join {
             tokio::spawn(async move { leasing.stream_leases().await }),
             tokio::spawn(beats::run(service.clone(), catalog.clone())),
             tokio::spawn(free_list::run(service.clone(), catalog.clone())),
-            tokio::spawn(copies::repair::run(service, catalog.clone(), repair)),
+            tokio::spawn(copies::repair::run(service.clone(), catalog.clone(), repair)),
+            tokio::spawn(copies::tasks::run(service, catalog.clone(), repair)),
             tokio::spawn(sessions::sweep(catalog.clone())),
             tokio::spawn(liveness::watch(catalog.clone(), repair.grace)),
             tokio::spawn(async move {

@@ -1,5 +1,5 @@
 //! Copies of objects on several nodes: made by puts ([`spread`], while their bytes come: [`arriving`]), pulled by the
-//! nodes that get them ([`pull`]), and kept at their number ([`repair`]).
+//! nodes that get them ([`pull`]), kept at their number ([`repair`]), and made where somebody wants them ([`tasks`]).
 //!
 //! A copy is always pulled by the node that gets it, from a node that has it: nobody else writes its memory. Nodes talk about
 //! copies in messages of the catalog's group, whose members have proved that they belong to the cluster.
@@ -9,6 +9,7 @@ pub(super) mod arriving;
 mod pull;
 pub(super) mod repair;
 pub(super) mod spread;
+pub(super) mod tasks;
 
 use std::time::Duration;
 

@@ -228,7 +228,7 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
 }
 
 /// The nodes that are away for less than `grace`.
-fn awaited(nodes: &[NodeStat], absent: &mut HashMap<NodeId, Instant>, grace: Duration) -> Vec<NodeId> {
+pub(super) fn awaited(nodes: &[NodeStat], absent: &mut HashMap<NodeId, Instant>, grace: Duration) -> Vec<NodeId> {
     let is_absent = |node: &&NodeStat| node.state == NodeState::Absent;
     absent.retain(|node, _| nodes.iter().filter(is_absent).any(|known| known.node == *node));
     let away = nodes.iter().filter(is_absent).map(|known| known.node);
@@ -351,7 +351,7 @@ impl Sweep<'_> {
     }
 }
 
-fn pull_of(name: &ReplicaName, location: &ObjectLocation, source: NodeId) -> Pull {
+pub(super) fn pull_of(name: &ReplicaName, location: &ObjectLocation, source: NodeId) -> Pull {
     let durable_on_nvme = location.replicas.iter().any(|copy| copy.durability == Durability::Nvme);
     Pull {
         tenant: name.tenant.0,
