@@ -186,6 +186,11 @@ impl Engine {
         })))
     }
 
+    /// What it asks of peers: [`Settings::admission`], or the secret, or zeros for none.
+    pub(crate) fn admission(&self) -> [u8; 32] {
+        self.0.settings.admission()
+    }
+
     /// The same engine, not kept by that.
     #[must_use]
     pub fn downgrade(&self) -> WeakEngine {
@@ -249,6 +254,17 @@ impl Engine {
         self.0.register(Backing::File(Arc::new(SegmentFile::on(disk, length))), rights, name)
     }
 
+    /// Has the devices register a region for peers now, which takes as long as pinning its pages, rather than when the first
+    /// one asks. Blocks.
+    ///
+    /// # Errors
+    /// `UnknownRegion`.
+    pub fn prepare(&self, region: RegionId) -> Result<(), TransferError> {
+        let region = self.0.context.regions.get(region).ok_or(TransferError::UnknownRegion(region))?;
+        drop(self.0.context.rdma.key_list(&region));
+        Ok(())
+    }
+
     /// Withdraws a region. Its id and key are stale at once; then what uses it is waited for until `deadline`, and
     /// stopped after it: own batches end with [`Failure::Cancelled`], peers lose the connection that uses it.
     ///
@@ -279,13 +295,27 @@ impl Engine {
     /// # Errors
     /// `Address`, `Peer`, `Full`.
     pub fn connect(&self, address: &str, deadline: Instant) -> Result<PeerId, TransferError> {
+        self.connect_by(address, self.0.settings.secret, deadline)
+    }
+
+    /// As [`Engine::connect`], with another proof than the settings' secret: that which the peer itself has given
+    /// ([`Settings::admission`]).
+    ///
+    /// # Errors
+    /// As [`Engine::connect`].
+    pub fn connect_by(
+        &self,
+        address: &str,
+        secret: Option<[u8; 32]>,
+        deadline: Instant,
+    ) -> Result<PeerId, TransferError> {
         self.0.check_open()?;
         let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
         if port.is_none_or(|port| port == 0) {
             return Err(TransferError::Address { address: address.to_owned() });
         }
         let means = Means { copiers: &self.0.copiers, prober: &self.0.prober, rdma: &self.0.context.rdma };
-        let connected = Peer::connect(address, &self.0.settings, self.0.greeting, means, deadline);
+        let connected = Peer::connect(address, &self.0.settings, (self.0.greeting, secret), means, deadline);
         let peer = connected.map_err(|error| peer_error(address, error))?;
         let mut peers = self.0.peers.write();
         if let Some(id) = peers.by_address.get(address).copied()

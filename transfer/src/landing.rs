@@ -32,7 +32,6 @@ pub struct Landing {
     memory: Memory,
     region: RegionId,
     free: Mutex<Vec<u64>>,
-    slots: usize,
 }
 
 /// Bytes that have arrived, to be taken.
@@ -50,7 +49,7 @@ impl Landed<'_> {
         self.left
     }
 
-    /// Where those lie: in this memory, from this byte on. Only before [`Landing::read`] hears that they were taken.
+    /// Where those lie: in this memory, from this byte on. Only before [`Reading::read`] hears that they were taken.
     #[must_use]
     pub fn place(&self) -> (&Memory, u64) {
         (self.memory, self.at)
@@ -71,8 +70,9 @@ impl Landed<'_> {
     }
 }
 
-/// A reading on its way. Ends with nothing under way.
-struct Reading<'a> {
+/// Slots of a landing, for reads one after the other. Ends with nothing under way.
+#[derive(Debug)]
+pub struct Reading<'a> {
     landing: &'a Landing,
     free: Vec<u64>,
     under_way: VecDeque<(Batch, u64, u64)>,
@@ -80,11 +80,7 @@ struct Reading<'a> {
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.under_way.iter().for_each(|(batch, ..)| batch.cancel());
-        for (batch, slot, _) in self.under_way.drain(..) {
-            let _cancelled = batch.wait();
-            self.free.push(slot);
-        }
+        self.end();
         self.landing.free.lock().append(&mut self.free);
     }
 }
@@ -98,55 +94,63 @@ impl Landing {
         let memory = Memory::anonymous(slots * SLOT_BYTES as usize).map_err(TransferError::system("map memory"))?;
         let region = engine.register(&memory, AccessRights::LOCAL, None)?.region;
         let free = Mutex::new((0..slots as u64).collect());
-        Ok(Self { engine: engine.downgrade(), memory, region, free, slots })
+        Ok(Self { engine: engine.downgrade(), memory, region, free })
     }
 
+    /// Takes some of the slots that are free; `None`: none is.
+    #[must_use]
+    pub fn reserve(&self) -> Option<Reading<'_>> {
+        let mut free = self.free.lock();
+        let left = free.len().saturating_sub(AHEAD);
+        let free = free.split_off(left);
+        (!free.is_empty()).then(|| Reading { landing: self, free, under_way: VecDeque::new() })
+    }
+}
+
+impl Reading<'_> {
     /// Reads ranges (first byte, bytes) of a segment, by this transport if one is given, and has them taken in order as they
     /// arrive, at most 1 MiB at a time. What `take` leaves is lost. Blocks.
     ///
     /// # Errors
-    /// `Full` if no slot is free, those of [`Engine::submit`], `Peer`, and those of `take`.
+    /// `Closed`, those of [`Engine::submit`], `Peer`, and those of `take`.
     pub fn read<E: From<TransferError>>(
-        &self,
+        &mut self,
         segment: SegmentId,
         ranges: &[(u64, u64)],
         transport: Option<TransportKind>,
         deadline: Instant,
         mut take: impl FnMut(Landed<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let engine = self.engine.upgrade().ok_or(TransferError::Closed)?;
+        let engine = self.landing.engine.upgrade().ok_or(TransferError::Closed)?;
         let mut steps = Steps { ranges: ranges.iter(), rest: (0, 0) };
-        let free = {
-            let mut free = self.free.lock();
-            let left = free.len().saturating_sub(AHEAD);
-            free.split_off(left)
-        };
-        if free.is_empty() {
-            return Err(TransferError::Full { what: "slots of a landing", limit: self.slots }.into());
-        }
-        let mut reading = Reading { landing: self, free, under_way: VecDeque::new() };
+        let options = || BatchOptions { deadline: Some(deadline), transport, ..BatchOptions::default() };
+        // What an earlier one left is nobody's.
+        self.end();
         loop {
-            while let Some(slot) = reading.free.pop() {
-                let requests = steps.next(self.region, slot * SLOT_BYTES, segment);
+            while let Some(&slot) = self.free.last() {
+                let requests = steps.next(self.landing.region, slot * SLOT_BYTES, segment);
                 if requests.is_empty() {
-                    reading.free.push(slot);
                     break;
                 }
                 let bytes = requests.iter().map(|request| request.local.length).sum();
-                let options = BatchOptions { deadline: Some(deadline), transport, ..BatchOptions::default() };
-                match engine.submit(&requests, options) {
-                    Ok(batch) => reading.under_way.push_back((batch, slot, bytes)),
-                    Err(error) => {
-                        reading.free.push(slot);
-                        return Err(error.into());
-                    }
-                }
+                let batch = engine.submit(&requests, options())?;
+                self.free.pop();
+                self.under_way.push_back((batch, slot, bytes));
             }
-            let Some((batch, slot, bytes)) = reading.under_way.pop_front() else { return Ok(()) };
+            let Some((batch, slot, bytes)) = self.under_way.pop_front() else { return Ok(()) };
             let arrived = batch.wait().all();
-            reading.free.push(slot);
+            self.free.push(slot);
             arrived.map_err(|failure| engine.failed(segment, failure))?;
-            take(Landed { memory: &self.memory, at: slot * SLOT_BYTES, left: bytes })?;
+            take(Landed { memory: &self.landing.memory, at: slot * SLOT_BYTES, left: bytes })?;
+        }
+    }
+
+    /// Waits until nothing is under way.
+    fn end(&mut self) {
+        self.under_way.iter().for_each(|(batch, ..)| batch.cancel());
+        for (batch, slot, _) in self.under_way.drain(..) {
+            let _cancelled = batch.wait();
+            self.free.push(slot);
         }
     }
 }

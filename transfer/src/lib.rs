@@ -67,7 +67,7 @@ pub use exchange::{Answer, Answered};
 #[cfg(feature = "faults")]
 pub use faulty::Faults;
 pub use handover::{LendOffer, Lent, REFUSED, TAKEN, take_offer};
-pub use landing::{Landed, Landing};
+pub use landing::{Landed, Landing, Reading};
 pub use lendable::{Borrower, Lendable, LendableMemory};
 pub use loan::{Loan, Registered};
 pub use memory::{Memory, PeerMapping};

@@ -22,8 +22,10 @@ pub enum Loan {
 /// Memory that is registered until this is dropped.
 #[derive(Debug)]
 pub struct Registered {
-    engine: Engine,
+    /// There until the drop.
+    engine: Option<Engine>,
     ticket: RegionTicket,
+    process: u32,
 }
 
 impl Loan {
@@ -41,7 +43,8 @@ impl Loan {
     /// Those of [`Engine::register`].
     pub fn by_engine(engine: &Engine, memory: &Memory) -> io::Result<Self> {
         let ticket = engine.register(memory, AccessRights::READ, None).map_err(io::Error::other)?;
-        Ok(Self::Registered(Registered { engine: engine.clone(), ticket }))
+        let (engine, process) = (Some(engine.clone()), std::process::id());
+        Ok(Self::Registered(Registered { engine, ticket, process }))
     }
 }
 
@@ -52,16 +55,27 @@ impl Registered {
         self.ticket
     }
 
+    /// What its engine asks of peers.
+    #[must_use]
+    pub fn admission(&self) -> [u8; 32] {
+        self.engine.as_ref().map_or([0; 32], Engine::admission)
+    }
+
     /// Where its engine listens; 0: nowhere.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.engine.addresses().first().map_or(0, SocketAddr::port)
+        self.engine.as_ref().and_then(|engine| engine.addresses().first()).map_or(0, SocketAddr::port)
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // An engine that was closed has withdrawn it.
-        let _withdrawn = self.engine.unregister(self.ticket.region, Instant::now());
+        let engine = self.engine.take();
+        // In a child it is the parent's: its locks may be held for ever, and its devices register for the parent.
+        if self.process != std::process::id() {
+            return std::mem::forget(engine);
+        }
+        // One that was closed has withdrawn it.
+        let _withdrawn = engine.map(|engine| engine.unregister(self.ticket.region, Instant::now()));
     }
 }

@@ -70,16 +70,12 @@ impl Peer {
     pub(crate) fn connect(
         address: &str,
         settings: &Arc<Settings>,
-        greeting: Greeting,
+        (greeting, secret): (Greeting, Option<[u8; 32]>),
         Means { copiers, prober, rdma }: Means<'_>,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
-        let greeting = Greeting {
-            purpose: Purpose::Control,
-            socket_token: 0,
-            secret: settings.secret.unwrap_or_default(),
-            ..greeting
-        };
+        let secret = secret.unwrap_or_default();
+        let greeting = Greeting { purpose: Purpose::Control, socket_token: 0, secret, ..greeting };
         // An attempt that the deadline cut short says less than one before it that was refused.
         let mut was_refused = false;
         let (stream, welcome): (Stream, Greeting) = loop {

@@ -20,7 +20,7 @@
 //! them ([`Rails::look_around`]): one whose batch was stopped ends within a tick.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -95,6 +95,8 @@ pub struct RailStatus {
 pub(crate) struct Rails {
     /// Best transport first.
     rails: Vec<Rail>,
+    /// Nothing is probed any more.
+    is_closed: AtomicBool,
     /// Rails of each transport, a bit each, best first.
     kinds: Vec<u64>,
     healthy: AtomicU64,
@@ -131,6 +133,7 @@ impl Rails {
         Self {
             schedule: Mutex::new(Schedule::new(bandwidths)),
             rails,
+            is_closed: AtomicBool::new(false),
             kinds,
             healthy: AtomicU64::new(healthy),
             looked_at: Mutex::new(now),
@@ -462,6 +465,9 @@ impl Rails {
     /// Rails whose probe is due, each once, and when to look again; `None` if no rail has to be watched.
     pub(crate) fn begin_probes(&self, now: Instant) -> (Vec<RailIndex>, Option<Instant>) {
         let (mut due, mut next) = (Vec::new(), None);
+        if self.is_closed.load(Ordering::Acquire) {
+            return (due, next);
+        }
         for (index, rail) in self.rails.iter().enumerate() {
             let mut health = rail.health.lock();
             let at = match health.probe_at() {
@@ -513,6 +519,7 @@ impl Rails {
 
     /// Ends everything.
     pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
         self.rails.iter().for_each(|rail| rail.link.close());
         let waiting = self.schedule.lock().take(|_| true);
         waiting.into_iter().for_each(|group| group.finish(Err(Failure::Closed)));

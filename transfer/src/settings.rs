@@ -18,6 +18,8 @@ pub struct Settings {
     /// Proof that peers must bring, and that this engine brings: 32 bytes, for example a SHA-256 of the cluster's
     /// secret. It crosses the network as it is. Default: none.
     pub secret: Option<[u8; 32]>,
+    /// Proof that peers must bring here, if that is not `secret`. Default: none.
+    pub admission: Option<[u8; 32]>,
     /// TLS on TCP connections, both ways: peers must have it too. Unix sockets, shared memory and RDMA are not encrypted.
     /// Default: none.
     pub tls: Option<Tls>,
@@ -102,6 +104,7 @@ impl Default for Settings {
             listen_for_rdma_only: false,
             advertise: Vec::new(),
             secret: None,
+            admission: None,
             tls: None,
             same_host: true,
             rdma: RdmaSettings::default(),
@@ -125,6 +128,11 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// What peers must bring.
+    pub(crate) fn admission(&self) -> [u8; 32] {
+        self.admission.or(self.secret).unwrap_or_default()
+    }
+
     /// Refuses what can't work.
     pub(crate) fn validate(self) -> Result<Self, TransferError> {
         let within = |what, value: u64, minimum: u64, maximum: u64| {

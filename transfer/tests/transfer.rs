@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use support::{Pair, WAYS, by, bytes, pattern, settings, soon, start};
 use tidepool_transfer::{
-    AccessRights, BatchOptions, Direction, Engine, Failure, Kind, Landed, Landing, Memory, PeerMapping, Priority,
+    AccessRights, BatchOptions, Direction, Engine, Failure, Kind, Landed, Landing, Loan, Memory, PeerMapping, Priority,
     RegionId, RegionKey, RegionTicket, RemoteSlice, Request, Settings, Slice, TransferError, TransportKind,
 };
 
@@ -433,30 +433,55 @@ fn ranges_land_and_are_taken_in_order() {
             taken.extend(bytes);
             Ok::<_, TransferError>(())
         };
-        landing.read(pair.segment, &ranges, Some(way), soon(), take).expect("read");
+        landing.reserve().expect("free").read(pair.segment, &ranges, Some(way), soon(), take).expect("read");
         assert!(taken == expected, "{way:?}");
     }
-    // Who gives up, and a range outside: nothing stays under way, no slot is lost.
+    // Who gives up, and a range outside: nothing stays under way, no slot is lost, and the next read is not disturbed.
     let stop = |_: Landed<'_>| Err(TransferError::NoAnswer("enough"));
+    let nothing = |_: Landed<'_>| Ok::<_, TransferError>(());
     for _ in 0..20 {
-        let stopped = landing.read(pair.segment, &ranges, None, soon(), stop);
+        let mut reading = landing.reserve().expect("free");
+        let stopped = reading.read(pair.segment, &ranges, None, soon(), stop);
         assert!(matches!(stopped, Err(TransferError::NoAnswer("enough"))), "{stopped:?}");
         let outside = [(0, 10), (LENGTH as u64, 1)];
-        let nothing = |_: Landed<'_>| Ok::<_, TransferError>(());
-        assert!(landing.read(pair.segment, &outside, None, soon(), nothing).is_err());
-        assert!(landing.read(pair.segment, &[(u64::MAX, 2)], None, soon(), nothing).is_err());
+        assert!(reading.read(pair.segment, &outside, None, soon(), nothing).is_err());
+        assert!(reading.read(pair.segment, &[(u64::MAX, 2)], None, soon(), nothing).is_err());
+        let mut taken = [0; 3];
+        let take = |mut landed: Landed<'_>| {
+            landed.take(&mut taken).expect("three");
+            Ok::<_, TransferError>(())
+        };
+        reading.read(pair.segment, &[(7, 3)], None, soon(), take).expect("read");
+        assert_eq!(taken, source[7..10]);
     }
     assert_eq!(pair.here.totals().batches, 0);
-    // Two at once take what there is; a third is refused.
-    landing
-        .read(pair.segment, &[(0, 1)], None, soon(), |_| {
-            landing.read(pair.segment, &[(0, 1)], None, soon(), |_| {
-                let none = landing.read(pair.segment, &[(0, 1)], None, soon(), |_| Ok::<_, TransferError>(()));
-                assert!(matches!(none, Err(TransferError::Full { .. })), "{none:?}");
-                Ok::<_, TransferError>(())
-            })
-        })
-        .expect("read");
+    // Two at once take what there is.
+    let (first, second) = (landing.reserve(), landing.reserve());
+    assert!(first.is_some() && second.is_some() && landing.reserve().is_none());
+    drop((first, second));
     drop(landing);
     assert_eq!(pair.here.totals().regions, 1, "the pair's own");
+}
+
+#[test]
+fn an_engine_may_ask_for_another_proof_than_it_brings() {
+    let (secret, admission) = (Some([1; 32]), Some([2; 32]));
+    let there = start(Settings { secret, admission, ..settings() });
+    let here = start(Settings { secret, same_host: false, ..settings() });
+    let address = there.addresses()[0].to_string();
+    let refused = here.connect(&address, soon()).expect_err("another proof");
+    assert!(matches!(refused, TransferError::Peer { failure: Failure::Unauthorized, .. }), "{refused:?}");
+    let peer = here.connect_by(&address, admission, soon()).expect("the proof that it asks for");
+    here.probe(peer, soon()).expect("there");
+    // Its own it brings to others.
+    there.connect(&here.addresses()[0].to_string(), soon()).expect("the secret");
+}
+
+#[test]
+fn memory_is_registered_as_long_as_it_is_lent() {
+    let (here, memory) = (start(settings()), Memory::anonymous(4096).expect("memory"));
+    let loan = Loan::by_engine(&here, &memory).expect("registered");
+    assert_eq!((here.totals().regions, here.totals().registered_bytes), (1, 4096));
+    drop(loan);
+    assert_eq!((here.totals().regions, here.totals().registered_bytes), (0, 0));
 }

@@ -99,9 +99,9 @@ impl DeviceRegion {
     /// Appends what a peer that may use the region needs of it: an entry of KEY_LIST. Registers it if nobody did.
     ///
     /// # Errors
-    /// The device's; `PermissionDenied` if the region was withdrawn, or gives peers no rights.
+    /// The device's; `WouldBlock` while another thread registers it; `PermissionDenied` if the region was withdrawn, or gives peers no rights.
     pub(crate) fn keys(&self, device: usize, out: &mut Vec<u8>) -> io::Result<()> {
-        let mut remote = self.remote.lock();
+        let mut remote = self.remote.try_lock().ok_or(io::ErrorKind::WouldBlock)?;
         if matches!(*remote, Remote::Unasked) {
             let access = Access {
                 local_write: false,

@@ -295,7 +295,7 @@ fn welcome(context: &Context, stream: &Stream, number: u64) -> Result<Greeting, 
     if !(hello.oldest..=hello.newest).contains(&VERSION) {
         return Err(Failure::Version);
     }
-    if !is_equal(&context.settings.secret.unwrap_or_default(), &hello.secret) {
+    if !is_equal(&context.settings.admission(), &hello.secret) {
         return Err(Failure::Unauthorized);
     }
     let welcome = Greeting { purpose: hello.purpose, connection: number, ..context.greeting };
