@@ -70,6 +70,9 @@ pub struct ClientSettings {
     pub hedged_reads: bool,
     /// Whether objects in the DRAM of a node on another host are read by a device, without a thread there.
     pub one_sided_reads: OneSidedReads,
+    /// Whether a node on another host may read values of puts from this client's memory by a device: the client's engine listens
+    /// for that, if there is one. Not where [`ClientSettings::one_sided_reads`] is `Never`.
+    pub one_sided_puts: bool,
     /// Largest message that is taken. Default 64 MiB; from 1 MiB.
     pub message_bytes: usize,
     /// Values up to this long are put by one message, longer ones by a stream. Default 1 MiB, at most 4 MiB.
@@ -93,6 +96,7 @@ impl Default for ClientSettings {
             local_reads: true,
             hedged_reads: true,
             one_sided_reads: OneSidedReads::Rdma,
+            one_sided_puts: true,
             message_bytes: 64 << 20,
             unary_put_bytes: 1 << 20,
             retries: 5,

@@ -318,7 +318,13 @@ impl Client {
                 Some(link) => {
                     let (native, deadline, used) = (native.clone(), repetition.deadline.into_std(), Arc::clone(&link));
                     let answer = blocking(move || native(&used, deadline)).await;
-                    self.note_answer(&attempt, &link, answer)
+                    match self.note_answer(&attempt, &link, answer) {
+                        // A node that is older than this client.
+                        Err(error) if error.reason() == "UNIMPLEMENTED" => {
+                            repetition.within_deadline(grpc(attempt)).await
+                        }
+                        answer => answer,
+                    }
                 }
                 None => repetition.within_deadline(grpc(attempt)).await,
             };
@@ -336,7 +342,7 @@ impl Client {
         self.inner.native_calls.load(Ordering::Relaxed)
     }
 
-    /// How many puts, or messages of a batch put, a node on this host copied from memory that it was lent for good
+    /// How many puts, or messages of a batch put, a node copied or read from memory that it was lent for good
     /// ([`LendableMemory`](crate::LendableMemory)): nothing was copied here.
     #[must_use]
     pub fn lent_puts(&self) -> u64 {
@@ -349,7 +355,7 @@ impl Client {
         self.inner.shared_reads.reads()
     }
 
-    /// How many puts' values nodes have read from this client's memory themselves: see [`ClientSettings::one_sided_reads`].
+    /// How many puts' values nodes have read from this client's memory themselves: see [`ClientSettings::one_sided_puts`].
     #[must_use]
     pub fn one_sided_puts(&self) -> u64 {
         self.inner.shared_reads.puts()

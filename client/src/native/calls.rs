@@ -8,7 +8,7 @@ use crc32fast::Hasher;
 use prost::Message;
 use tidepool_metadata::envelope::{self, ANSWER_BYTES, LEAST_HELD_BYTES, MOST_VALUE_BYTES};
 use tidepool_metadata::proto::{self, EngineMethod};
-use tidepool_transfer::{Answer, Answered, Failure, Landed, TransferError};
+use tidepool_transfer::{Answer, Answered, Failure, Landed, Reading, TransferError};
 use tonic::{Code, Status};
 
 use super::Link;
@@ -218,7 +218,7 @@ impl Link {
     ) -> Result<proto::BatchPutReply, Error> {
         let total: usize = values.iter().map(Bytes::len).sum();
         message.lengths = values.iter().map(|value| value.len() as u64).collect();
-        let may_lend = total >= STAGED_FROM && (self.is_here || self.one_sided.is_possible(&self.engine, self.peer));
+        let may_lend = total >= STAGED_FROM && (self.is_here || self.one_sided.may_put(&self.engine, self.peer));
         // Once more where the node has been restarted.
         for _ in 0..2 {
             let Some(placed) = may_lend.then(|| self.lending.place(values)).flatten() else { break };
@@ -272,7 +272,7 @@ impl Link {
         values: &[Bytes],
         deadline: Instant,
     ) -> Result<proto::BatchPutReply, Error> {
-        self.one_sided.failed();
+        self.one_sided.put_failed();
         (message.memory, message.readable) = (None, None);
         Ok(self.ask(operation, EngineMethod::Put, &message, values, deadline)?.0)
     }
@@ -295,20 +295,21 @@ impl Link {
         target: &mut impl Target,
         deadline: Instant,
     ) -> Result<(Got, Answered), Error> {
-        let may_hold =
-            message.length.is_none() && message.offset == 0 && self.one_sided.is_possible(&self.engine, self.peer);
-        if may_hold {
-            let message = proto::GetRequest { may_hold, ..message.clone() };
-            self.get_asked(second, &message, target, deadline)
-        } else {
-            self.get_asked(second, message, target, deadline)
+        // A second node's hold would be left behind by whichever answers later.
+        let is_whole = message.length.is_none() && message.offset == 0 && second.is_none();
+        let reading = is_whole.then(|| self.reading()).flatten();
+        if reading.is_none() {
+            return self.get_asked(second, message, None, target, deadline);
         }
+        let message = proto::GetRequest { may_hold: true, ..message.clone() };
+        self.get_asked(None, &message, reading, target, deadline)
     }
 
     fn get_asked(
         &self,
         second: Option<Second<'_>>,
         message: &proto::GetRequest,
+        reading: Option<Reading<'_>>,
         target: &mut impl Target,
         deadline: Instant,
     ) -> Result<(Got, Answered), Error> {
@@ -327,15 +328,16 @@ impl Link {
             return Ok((Got::Elsewhere(Elsewhere { addresses, version: description.version }), answered));
         }
         if let Some(held) = description.held.take() {
-            return match link.read_held(&message.key, (&description, &held), began, target, deadline) {
+            let reading =
+                reading.ok_or(Error::Protocol { operation: "get", why: "is held without having been asked to" })?;
+            return match self.read_held(reading, &message.key, (&description, &held), began, target, deadline) {
                 Ok(()) => Ok((Got::Whole(Some(description.into())), answered)),
                 Err(error @ Error::Buffer { .. }) => Err(error),
-                Err(error) if message.may_hold => {
+                Err(error) => {
                     tracing::debug!(%error, "what the node holds can't be read: it is asked for");
                     let message = proto::GetRequest { may_hold: false, ..message.clone() };
-                    Ok((link.get_asked(None, &message, target, deadline)?.0, answered))
+                    self.get_asked(None, &message, None, target, deadline)
                 }
-                Err(error) => Err(error),
             };
         }
         let all = message.length.unwrap_or_else(|| description.length.saturating_sub(message.offset));

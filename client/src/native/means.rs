@@ -3,11 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
+use bytes::Bytes;
 use tidepool_metadata::proto;
 use tidepool_transfer::{Engine, Loan, Memory};
 
 /// How a node comes to memory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Means {
     /// It is on this host, takes memory at this socket, and maps it.
     Socket(PathBuf),
@@ -39,6 +40,7 @@ pub(super) fn say(message: &mut proto::PutItemsRequest, loan: &Loan, offsets: Ve
                 key: ticket.key.0.to_le_bytes().to_vec().into(),
                 length: ticket.length,
                 offsets,
+                admission: Bytes::copy_from_slice(&registered.admission()),
             });
         }
     }

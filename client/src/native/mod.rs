@@ -12,6 +12,7 @@ mod others;
 mod staging;
 mod times;
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -40,8 +41,8 @@ use times::{Allowance, Times};
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// Where this client's engine listens: on all addresses of both families, at a port that is free.
-const ANYWHERE: &str = "[::]:0";
+/// Where this client's engine listens, at a port that is free: on all addresses of both families, or of one if there is no other.
+const ANYWHERE: [&str; 2] = ["[::]:0", "0.0.0.0:0"];
 
 /// The engine of one node, as far as it can be had.
 pub(crate) struct Native {
@@ -194,18 +195,26 @@ impl Client {
         let mut started = lock(self.started_engine());
         if started.is_none() {
             let (same_host, tls) = (self.settings().same_host, self.settings().engine_tls.clone());
-            // Nodes read values from here by their devices.
-            let wanted = self.settings().one_sided_reads;
-            let listen = if wanted == OneSidedReads::Never { Vec::new() } else { vec![ANYWHERE.to_owned()] };
-            let listen_for_rdma_only = wanted == OneSidedReads::Rdma;
             let secret = self.secret_digest();
-            let settings = Settings { secret, listen, listen_for_rdma_only, same_host, tls, ..Settings::default() };
-            let without = Settings { listen: Vec::new(), ..settings.clone() };
-            *started = Engine::start(settings)
-                .or_else(|error| {
-                    tracing::debug!(%error, "nodes can't read this client's memory");
-                    Engine::start(without)
+            let without = Settings { secret, same_host, tls, ..Settings::default() };
+            // Nodes read values from here by their devices. They are not asked for the cluster's secret: whoever listened at
+            // this port later would be told it.
+            let wanted = self.settings().one_sided_reads;
+            let listens = self.settings().one_sided_puts && wanted != OneSidedReads::Never;
+            let admission: [u8; 32] = std::array::from_fn(|_| RandomState::new().hash_one(()).to_le_bytes()[0]);
+            let listening = |address: &str| {
+                Engine::start(Settings {
+                    listen: vec![address.to_owned()],
+                    listen_for_rdma_only: wanted == OneSidedReads::Rdma,
+                    admission: Some(admission),
+                    ..without.clone()
                 })
+            };
+            let refused = |error: &TransferError| tracing::debug!(%error, "nodes can't read this client's memory");
+            let addresses = ANYWHERE.into_iter().filter(|_| listens);
+            let listening = addresses.map(listening).find_map(|started| started.inspect_err(refused).ok());
+            *started = listening
+                .map_or_else(|| Engine::start(without), Ok)
                 .inspect_err(|error| tracing::warn!(%error, "no transfer engine: calls go by gRPC"))
                 .ok();
         }
@@ -220,6 +229,7 @@ fn boot_id() -> String {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        self.one_sided.close(&self.engine);
         // Stale already if the peer was forgotten.
         let _forgotten = self.engine.disconnect(self.peer);
     }

@@ -14,8 +14,8 @@ use rustix::time::{ClockId, clock_gettime};
 use tidepool_metadata::envelope;
 use tidepool_metadata::proto::{self, EngineMethod};
 use tidepool_transfer::{
-    AccessRights, Engine, Landed, Landing, PeerId, RegionId, RegionKey, RegionTicket, SegmentId, TransferError,
-    TransportKind,
+    AccessRights, Engine, Landed, Landing, PeerId, Reading, RegionId, RegionKey, RegionTicket, SegmentId,
+    TransferError, TransportKind,
 };
 
 use super::calls::Target;
@@ -27,9 +27,14 @@ use crate::error::{Error, Refusal};
 /// Taken at a time, so that the sum reads from the cache.
 const STEP_BYTES: usize = 256 << 10;
 /// Slots of the landing, of 1 MiB.
-const SLOTS: usize = 32;
+const SLOTS: usize = 16;
 /// How often the ways to a node are looked at.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A node that does not tell the keys of its memory sooner is still registering it.
+const OPEN_TIME: Duration = Duration::from_secs(1);
+/// A node that could not read this client's memory is not asked to for so long, and twice as long each time.
+const PUTS_AGAIN: Duration = Duration::from_secs(1);
+const PUTS_AGAIN_MOST: Duration = Duration::from_secs(60);
 /// The node has so long to hear that a hold is over, which nobody waits for.
 const END_TIME: Duration = Duration::from_secs(5);
 
@@ -71,7 +76,19 @@ pub(super) struct OneSided {
 struct State {
     is_possible: bool,
     looked: Option<Instant>,
-    segment: Option<(RegionTicket, SegmentId)>,
+    segment: Segment,
+    puts_again: Option<Instant>,
+    puts_pause: Duration,
+}
+
+/// The node's memory.
+#[derive(Debug, Default)]
+enum Segment {
+    #[default]
+    Unknown,
+    /// A thread is at it; others have the bytes come with the answer.
+    Opening,
+    Open(RegionTicket, SegmentId),
 }
 
 impl OneSided {
@@ -101,11 +118,31 @@ impl OneSided {
     pub(super) fn note_put(&self, message: &proto::PutItemsRequest) {
         if message.readable.is_some() {
             self.shared.puts.fetch_add(1, Ordering::Relaxed);
+            lock(&self.state).puts_pause = Duration::ZERO;
+        }
+    }
+
+    /// Whether the node may be asked to read this client's memory.
+    pub(super) fn may_put(&self, engine: &Engine, peer: PeerId) -> bool {
+        self.is_possible(engine, peer) && lock(&self.state).puts_again.is_none_or(|again| again <= Instant::now())
+    }
+
+    /// The node could not read it.
+    pub(super) fn put_failed(&self) {
+        let mut state = lock(&self.state);
+        state.puts_pause = (state.puts_pause * 2).clamp(PUTS_AGAIN, PUTS_AGAIN_MOST);
+        state.puts_again = Some(Instant::now() + state.puts_pause);
+    }
+
+    /// The link ends.
+    pub(super) fn close(&self, engine: &Engine) {
+        if let Segment::Open(_, segment) = std::mem::take(&mut lock(&self.state).segment) {
+            let _closed = engine.close_segment(segment);
         }
     }
 
     /// Not for a while.
-    pub(super) fn failed(&self) {
+    fn failed(&self) {
         let mut state = lock(&self.state);
         (state.is_possible, state.looked) = (false, Some(Instant::now()));
     }
@@ -114,24 +151,43 @@ impl OneSided {
         (self.wanted != OneSidedReads::Always).then_some(TransportKind::Rdma)
     }
 
+    /// The node's memory; `None` if another thread is opening it.
     fn segment(
         &self,
         engine: &Engine,
         peer: PeerId,
         ticket: RegionTicket,
         deadline: Instant,
-    ) -> Result<SegmentId, TransferError> {
-        let mut state = lock(&self.state);
-        match state.segment {
-            Some((known, segment)) if known == ticket => Ok(segment),
-            _ => {
-                let segment = engine.open_ticket(peer, ticket, deadline)?;
-                if let Some((_, old)) = state.segment.replace((ticket, segment)) {
-                    let _closed = engine.close_segment(old);
-                }
-                Ok(segment)
+    ) -> Result<Option<SegmentId>, TransferError> {
+        let old = {
+            let mut state = lock(&self.state);
+            match &state.segment {
+                Segment::Open(known, segment) if *known == ticket => return Ok(Some(*segment)),
+                Segment::Opening => return Ok(None),
+                Segment::Open(..) | Segment::Unknown => std::mem::replace(&mut state.segment, Segment::Opening),
             }
+        };
+        if let Segment::Open(_, old) = old {
+            let _closed = engine.close_segment(old);
         }
+        let opened = engine.open_ticket(peer, ticket, deadline.min(Instant::now() + OPEN_TIME));
+        let reached = |segment: &SegmentId| {
+            self.wanted == OneSidedReads::Always
+                || engine.segment(*segment).is_ok_and(|(_, way)| way == Some(TransportKind::Rdma))
+        };
+        let mut state = lock(&self.state);
+        state.segment = match &opened {
+            Ok(segment) if reached(segment) => Segment::Open(ticket, *segment),
+            _ => Segment::Unknown,
+        };
+        drop(state);
+        let segment = opened?;
+        if !reached(&segment) {
+            // Its keys were not told: it is registered by the time that somebody asks again.
+            let _closed = engine.close_segment(segment);
+            return Err(TransferError::Full { what: "registered memory", limit: 0 });
+        }
+        Ok(Some(segment))
     }
 }
 
@@ -154,16 +210,25 @@ impl From<TransferError> for Unread {
 }
 
 impl Link {
+    /// Memory to read the node's into; `None` if its devices don't reach it, or others take all that there is.
+    pub(super) fn reading(&self) -> Option<Reading<'_>> {
+        if !self.one_sided.is_possible(&self.engine, self.peer) {
+            return None;
+        }
+        self.one_sided.shared.landing(&self.engine)?.reserve()
+    }
+
     /// Reads what the node holds, which was asked for at `asked` (since boot), and ends the hold.
     pub(super) fn read_held(
         &self,
+        reading: Reading<'_>,
         key: &[u8],
         (description, held): (&proto::ObjectDescription, &proto::Held),
         asked: Duration,
         target: &mut impl Target,
         deadline: Instant,
     ) -> Result<(), Error> {
-        let read = self.read_where_it_lies(key, (description, held), asked, target, deadline);
+        let read = self.read_where_it_lies(reading, key, (description, held), asked, target, deadline);
         let end = proto::EndHoldsRequest { ids: vec![held.id] };
         let message = envelope::request(EngineMethod::EndHolds, END_TIME, &end);
         // Nobody waits for it.
@@ -173,8 +238,7 @@ impl Link {
         }
         match read {
             Ok(()) => drop(self.one_sided.shared.reads.fetch_add(1, Ordering::Relaxed)),
-            // There are as many reads under way as slots: no fault of the way.
-            Err(Unread::Transfer(TransferError::Full { .. })) | Err(Unread::Client(_)) => {}
+            Err(Unread::Client(_)) => {}
             Err(Unread::Transfer(_)) => self.one_sided.failed(),
         }
         read.map_err(|unread| match unread {
@@ -185,6 +249,7 @@ impl Link {
 
     fn read_where_it_lies(
         &self,
+        mut reading: Reading<'_>,
         key: &[u8],
         (description, held): (&proto::ObjectDescription, &proto::Held),
         asked: Duration,
@@ -206,14 +271,15 @@ impl Link {
             length: held.region_length,
             rights: AccessRights::READ,
         };
-        let landing = self.one_sided.shared.landing(&self.engine);
-        let landing = landing.ok_or(TransferError::Full { what: "memory to read into", limit: 0 })?;
+        let ends = asked + Duration::from_millis(held.milliseconds.into());
+        let deadline = deadline.min(Instant::now() + ends.saturating_sub(since_boot()));
         let segment = self.one_sided.segment(&self.engine, self.peer, ticket, deadline)?;
+        let segment = segment.ok_or(broken("lies in memory that another thread is opening"))?;
         let way = self.one_sided.transport();
         target.begin(key, description.length).map_err(Unread::Client)?;
         let ranges: Vec<(u64, u64)> = held.starts.iter().copied().zip(held.lengths.iter().copied()).collect();
         let mut sum = Hasher::new();
-        landing.read(segment, &ranges, way, deadline, |mut landed: Landed<'_>| {
+        reading.read(segment, &ranges, way, deadline, |mut landed: Landed<'_>| {
             while landed.left() > 0 {
                 sum.update(target.land(&mut landed).map_err(Unread::Client)?);
             }
@@ -223,7 +289,7 @@ impl Link {
         let words: Vec<(u64, u64)> = held.generation_places.iter().map(|&place| (place, 8)).collect();
         let mut generations = held.generations.iter();
         let mut are_unchanged = true;
-        landing.read(segment, &words, way, deadline, |mut landed: Landed<'_>| {
+        reading.read(segment, &words, way, deadline, |mut landed: Landed<'_>| {
             let mut word = [0; 8];
             while landed.left() > 0 {
                 landed.take(&mut word).map_err(|_| broken("has half a generation"))?;
@@ -231,7 +297,7 @@ impl Link {
             }
             Ok::<_, Unread>(())
         })?;
-        if since_boot() > asked + Duration::from_millis(held.milliseconds.into()) {
+        if since_boot() > ends {
             return Err(broken("took longer to be read than it was held"));
         }
         let actual = sum.finalize();

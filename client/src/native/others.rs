@@ -209,7 +209,10 @@ impl Client {
             let mut answers = batch::answers(&message.keys, replies)?;
             for ((item, key), version) in answers.iter_mut().zip(&message.keys).zip(&message.versions) {
                 if item.as_ref().is_ok_and(batch::is_too_large) {
-                    *item = Ok(asked.get_version(&message.tenant, key, version, deadline).into());
+                    *item = Ok(match asked.get_version(&message.tenant, key, version, deadline) {
+                        Err(error) if Link::is_lost(&error) => return Err(error),
+                        got => got.into(),
+                    });
                 }
             }
             Ok::<_, Error>(answers)

@@ -77,7 +77,9 @@ impl Staging {
 
     /// Lets go of memory that the node no longer has.
     pub(super) fn renew(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).ring = None;
+        let gone = self.state.lock().unwrap_or_else(PoisonError::into_inner).ring.take();
+        // Ending a loan may take a moment.
+        drop(gone);
     }
 
     fn ring(&self) -> Option<Arc<Ring>> {
@@ -97,7 +99,7 @@ impl Staging {
         match made {
             Ok(ring) => state.ring.insert(ring).clone().into(),
             Err(error) => {
-                tracing::debug!(%error, ?means, "values are sent, not copied from memory");
+                tracing::debug!(%error, "values are sent, not copied from memory");
                 None
             }
         }

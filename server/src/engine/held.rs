@@ -20,7 +20,16 @@ pub(super) fn register(engine: &Engine, api: &StoreApi) -> Option<RegionTicket> 
     let memory = memory.map_err(|error| error.to_string());
     let registered =
         memory.and_then(|memory| engine.register(&memory, AccessRights::READ, None).map_err(|error| error.to_string()));
-    registered.inspect_err(|error| tracing::warn!(error, "peers can't read this node's memory themselves")).ok()
+    let unread = |error: &String| tracing::warn!(error, "peers can't read this node's memory themselves");
+    let ticket = registered.inspect_err(unread).ok()?;
+    // Pinning takes seconds for much memory: who asks meanwhile gets the bytes with the answer.
+    let (engine, region) = (engine.downgrade(), ticket.region);
+    let prepare = move || drop(engine.upgrade().map(|engine| engine.prepare(region)));
+    let spawned = std::thread::Builder::new().name("tidepool-pin".into()).spawn(prepare);
+    if let Err(error) = spawned {
+        tracing::debug!(%error, "the first peer that asks has it pinned");
+    }
+    Some(ticket)
 }
 
 /// Holds what is to be read, for a peer that has `time` left: its checksum, and where it lies. `None`: it comes with the

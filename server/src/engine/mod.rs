@@ -7,6 +7,7 @@
 mod calls;
 mod held;
 mod lent;
+mod memories;
 mod puts;
 mod readable;
 

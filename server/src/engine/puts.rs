@@ -101,12 +101,12 @@ impl EngineApi {
     fn read(&self, put: Put, from: Option<SocketAddr>, time: Duration) -> Result<Begun, Error> {
         let total = put.message.lengths.iter().try_fold(0_u64, |total, &length| total.checked_add(length));
         let total = total.ok_or_else(|| mismatch("the lengths have no sum".into()))?;
-        let (this, inflight) = (self.clone(), self.api.inflight.admit(total)?);
+        // What is being read takes a few slots, however large it is.
+        let (this, inflight) = (self.clone(), self.api.inflight.admit(total.min(MOST_KEPT_BYTES))?);
         Ok(Box::pin(async move {
-            let _inflight = inflight;
+            let to_read = this.readable.begin(&put.message, from, time).await?;
             let reserved = put.reserve(&this.api).await?;
-            let filled = this.readable.fill(reserved, put.message, from, time).await?;
-            put_reply(filled.complete().await)
+            put_reply(to_read.fill(reserved, put.message, inflight).await?.complete().await)
         }))
     }
 
@@ -132,8 +132,10 @@ impl EngineApi {
     pub(super) fn call_pieces(&self, request: &mut Pieces<'_>, responder: Responder) -> Result<(), Failure> {
         let began = Instant::now();
         let mut bytes = request.take(REQUEST_BYTES as u64)?;
-        let comes =
-            |head: &Head| head.method == EngineMethod::Put && head.message <= MOST_MESSAGE_BYTES.min(request.left());
+        // Less than what is left: values come behind it.
+        let comes = |head: &Head| {
+            head.method == EngineMethod::Put && head.message <= MOST_MESSAGE_BYTES && head.message < request.left()
+        };
         let Some(Head { time, message, .. }) = Head::decode(&bytes).ok().filter(comes) else {
             if request.left() > MOST_KEPT_BYTES {
                 let message = format!("a message of {} bytes, of at most {MOST_KEPT_BYTES}", request.left());

@@ -7,6 +7,7 @@
 //! (`docs/src/decisions/quotas.md`).
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -14,6 +15,7 @@ use tidepool_metadata::catalog::{ForgetMode, HeldReplica, Room};
 use tidepool_metadata::{ObjectKey, TenantId};
 use tidepool_replication::{Forgotten, Read};
 use tidepool_tiers::store::ReplicaName;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::{NodeService, error};
@@ -27,14 +29,23 @@ const LOOKED_AT: usize = 1024;
 const LOOKS: usize = 16;
 /// Most that go at a time.
 const GOING: usize = 64;
+/// Most of these whose end is asked for again at a time.
+const SETTLING: usize = 64;
 
 /// Of tenants with a quota.
-#[derive(Default)]
 pub(super) struct Quotas {
     /// What puts under way will add.
     held: Mutex<HashMap<TenantId, Room>>,
     /// Where the last look for objects that may go ended.
     hands: Mutex<HashMap<TenantId, ObjectKey>>,
+    /// Asks again whose forgetting had no answer.
+    settling: Arc<Semaphore>,
+}
+
+impl Default for Quotas {
+    fn default() -> Self {
+        Self { held: Mutex::default(), hands: Mutex::default(), settling: Arc::new(Semaphore::new(SETTLING)) }
+    }
 }
 
 /// A put's part of its tenant's quota, until it is dropped.
@@ -109,8 +120,14 @@ impl NodeService {
                 Err(error) if error.is_unproposed() => return Err(error.into()),
                 // They may be forgotten all the same: nobody else frees them.
                 Err(error) => {
-                    let (service, going) = (self.clone(), going.to_vec());
-                    tokio::spawn(async move { service.settle_forgotten(going).await });
+                    // More of them are found by the comparison of digests.
+                    if let Ok(permit) = Arc::clone(&self.inner.quotas.settling).try_acquire_owned() {
+                        let (service, going) = (self.clone(), going.to_vec());
+                        tokio::spawn(async move {
+                            let _permit = permit;
+                            service.settle_forgotten(going).await;
+                        });
+                    }
                     return Err(error.into());
                 }
             };

@@ -83,6 +83,8 @@ impl Remotes {
             connect_timeout: Duration::from_secs(1),
             connections: CONNECTIONS,
             local_reads: false,
+            // It never puts.
+            one_sided_puts: false,
             native: way == Way::Engine,
             engine_tls: self.tls.clone(),
             retries: 0,

@@ -174,6 +174,14 @@ async fn a_node_reads_values_where_they_lie_in_lendable_memory() {
         assert!(client.get(key).await.unwrap().unwrap().value == *bytes);
     }
     assert_eq!((client.lent_puts(), client.one_sided_puts()), (4, 4));
+    // A message of more than 64 KiB of keys, and places.
+    let many: Vec<(String, Bytes)> =
+        (0..1000).map(|index| (format!("{index:0>64}"), memory.slice(index * 100..index * 100 + 64))).collect();
+    assert!(client.put_batch(&many, &options).await.unwrap().iter().all(Result::is_ok));
+    assert_eq!((client.lent_puts(), client.one_sided_puts()), (5, 5));
+    for (key, bytes) in many.iter().step_by(97) {
+        assert!(client.get(key).await.unwrap().unwrap().value == *bytes);
+    }
     // A client that is gone: what the node knows of it is no use.
     drop(client);
     let client = one_sided(&server);
@@ -320,7 +328,8 @@ async fn hostile_messages_are_refused_and_store_nothing() {
     // Values that the node is to read itself, where there are none.
     let readable = |change: fn(&mut proto::ReadableMemory)| {
         let (port, key, offsets) = (1, vec![0; 16].into(), vec![0]);
-        let mut readable = proto::ReadableMemory { port, region: 1, key, length: 1 << 20, offsets };
+        let admission = vec![0; 32].into();
+        let mut readable = proto::ReadableMemory { port, region: 1, key, length: 1 << 20, offsets, admission };
         change(&mut readable);
         let (keys, lengths) = (vec!["k".into()], vec![100_000]);
         let message = proto::PutItemsRequest { keys, lengths, readable: Some(readable), ..Default::default() };
@@ -333,6 +342,7 @@ async fn hostile_messages_are_refused_and_store_nothing() {
     assert_eq!(readable(|_| ()), "NOT_READ");
     assert_eq!(readable(|readable| readable.port = 1 << 16), "NOT_READ");
     assert_eq!(readable(|readable| readable.key.clear()), "NOT_READ");
+    assert_eq!(readable(|readable| readable.admission.clear()), "NOT_READ");
     // Bytes that are no frame at all end their connection, and nothing else.
     let mut garbage = std::net::TcpStream::connect(address).unwrap();
     garbage.write_all(&[0x55; 4096]).unwrap();
