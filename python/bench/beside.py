@@ -7,13 +7,16 @@ median of the ratios of neighbours. Started by the script, which makes both envi
 """
 
 import argparse
+import ctypes
 import json
+import mmap
 import os
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -206,6 +209,20 @@ def text_of(row, figure):
     return f"{row.name:<36}{least:>8}  {ratio:<22}{verdict:<8}{one(figure['ours'])} beside {one(figure['theirs'])}{cpu}"
 
 
+def memcpy_rate(seconds):
+    """Bytes a second that one thread copies, 1 MiB at a time between memories that no cache holds: what no copy goes beyond."""
+    source, target = (mmap.mmap(-1, WORKING_SET // 2) for _ in range(2))
+    start, end = (ctypes.addressof(ctypes.c_char.from_buffer(memory)) for memory in (source, target))
+    for memory in (start, end):
+        ctypes.memset(memory, 1, WORKING_SET // 2)
+    copied, began = 0, time.monotonic()
+    while (took := time.monotonic() - began) < seconds:
+        at = copied % (WORKING_SET // 2)
+        ctypes.memmove(end + at, start + at, MIB)
+        copied += MIB
+    return copied / took
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", help="parts of names of rows; none: all")
@@ -230,6 +247,9 @@ def main():
             sides["shm"] = ours(own, folder, "shm", keeper, address, {})
             sides["tcp"] = ours(own, folder, "tcp", keeper, address, {"TIDEPOOL_SAME_HOST": "0"})
             sides["os"] = ours(own, folder, "os", *node(folder, "os", 256 * MIB, "catalog.durability=os"), {})
+            copied = memcpy_rate(seconds)
+            line = {"name": "memcpy of 1 MiB, cold, one thread", "ours": copied}
+            print(json.dumps(line) if wanted.json else f"{line['name']}: {copied / 1e9:.2f} GB/s", flush=True)
             for row in chosen:
                 pairs = []
                 for turn in range(turns):
