@@ -32,7 +32,9 @@ pub(crate) fn why_not() -> Option<&'static str> {
     if !(has("ip") && has("tc") && has("nft")) {
         return Some("needs iproute2 and nftables");
     }
-    let probe = format!("tp{}p", std::process::id());
+    // Tests of one process ask at the same time.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let probe = format!("tp{}-{}p", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let may = run("ip", &["netns", "add", &probe]);
     let _ = run("ip", &["netns", "del", &probe]);
     if may { None } else { Some("needs network namespaces") }
