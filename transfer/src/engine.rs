@@ -186,7 +186,7 @@ impl Engine {
         })))
     }
 
-    /// What it asks of peers: [`Settings::admission`], or the secret, or zeros for none.
+    /// What it asks of peers: [`Settings::admission`](field@Settings::admission), or the secret, or zeros for none.
     pub(crate) fn admission(&self) -> [u8; 32] {
         self.0.settings.admission()
     }
@@ -299,7 +299,7 @@ impl Engine {
     }
 
     /// As [`Engine::connect`], with another proof than the settings' secret: that which the peer itself has given
-    /// ([`Settings::admission`]).
+    /// ([`Settings::admission`](field@Settings::admission)).
     ///
     /// # Errors
     /// As [`Engine::connect`].
