@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use parking_lot::RwLock;
@@ -9,7 +10,10 @@ use pyo3::BoundObject;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use tidepool_client::{BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo, Tls};
+use tidepool_client::{
+    BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo, Task, TaskKind, TaskListing,
+    TaskState, Tls,
+};
 
 use crate::address::Registry;
 use crate::buffer::{self, Lent, new_bytes};
@@ -63,6 +67,28 @@ where
 {
     let made = value.into_pyobject(py).map_err(Into::into)?;
     Ok(made.into_bound().into_any().unbind())
+}
+
+/// (id, kind, key, source or None, targets, state, reason, copied, length, begun, changed); times in milliseconds since the epoch.
+fn task_row(py: Python<'_>, task: Task) -> PyResult<Py<PyAny>> {
+    let kind = match task.kind {
+        TaskKind::Copy => "copy",
+        TaskKind::Move => "move",
+    };
+    let (state, reason) = match task.state {
+        TaskState::Waiting => ("waiting", String::new()),
+        TaskState::Running => ("running", String::new()),
+        TaskState::Done => ("done", String::new()),
+        TaskState::Failed(reason) => ("failed", reason),
+        TaskState::Cancelled => ("cancelled", String::new()),
+    };
+    let milliseconds = |time: SystemTime| {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    };
+    let (begun, changed) = (milliseconds(task.begun), milliseconds(task.changed));
+    let key = new_bytes(py, task.key.as_bytes())?;
+    object(py, (task.id, kind, key, task.source, task.targets, state, reason, task.copied, task.length, begun, changed))
 }
 
 #[pymethods]
@@ -358,6 +384,54 @@ impl Connection {
                 stat.lease.as_secs_f64(),
             );
             object(py, row)
+        })
+    }
+
+    /// Has an object copied; a row of a task.
+    fn begin_copy<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        key: Key,
+        targets: Vec<String>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let begun = async move { client.begin_copy(key, &targets).await };
+        caller(awaits).run(py, begun, |py, begun| task_row(py, answer(py, begun)?))
+    }
+
+    /// Has an object moved; a row of a task.
+    fn begin_move<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        key: Key,
+        source: String,
+        target: String,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let begun = async move { client.begin_move(key, &source, &target).await };
+        caller(awaits).run(py, begun, |py, begun| task_row(py, answer(py, begun)?))
+    }
+
+    /// How a task stands, after it is cancelled if it `is_to_end`: a row, or None.
+    fn task<'py>(&self, py: Python<'py>, awaits: bool, task: u64, is_to_end: bool) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let found = async move { if is_to_end { client.cancel_task(task).await } else { client.task(task).await } };
+        caller(awaits).run(py, found, |py, found| match answer(py, found)? {
+            Some(task) => task_row(py, task),
+            None => Ok(py.None()),
+        })
+    }
+
+    /// A page of rows of tasks, and what gives the next one, or None.
+    fn tasks<'py>(&self, py: Python<'py>, awaits: bool, after: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let listed = async move { client.tasks(after).await };
+        caller(awaits).run(py, listed, |py, listed| {
+            let TaskListing { tasks, next } = answer(py, listed)?;
+            let rows = tasks.into_iter().map(|task| task_row(py, task)).collect::<PyResult<Vec<_>>>()?;
+            object(py, (rows, next))
         })
     }
 

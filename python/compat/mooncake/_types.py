@@ -173,10 +173,13 @@ class ReplicaDescriptor:
         raise RuntimeError("the replica is not a file")
 
 
-class QueryTaskResponse:
-    """State of a task."""
+_STATUS = {"waiting": TaskStatus.PENDING, "running": TaskStatus.PROCESSING, "done": TaskStatus.SUCCESS}
 
-    def __init__(self) -> None:
+
+class QueryTaskResponse:
+    """State of a task. No client is assigned to one: ``assigned_client`` is always (0, 0)."""
+
+    def __init__(self, row: Optional[tuple] = None) -> None:
         self.id = (0, 0)
         self.type = TaskType.REPLICA_COPY
         self.status = TaskStatus.PENDING
@@ -184,6 +187,13 @@ class QueryTaskResponse:
         self.last_updated_at_ms_epoch = 0
         self.assigned_client = (0, 0)
         self.message = ""
+        if row is not None:
+            task, kind, _, _, _, state, reason, _, _, begun, changed = row
+            self.id = (0, task)
+            self.type = TaskType.REPLICA_COPY if kind == "copy" else TaskType.REPLICA_MOVE
+            self.status = _STATUS.get(state, TaskStatus.FAILED)
+            self.created_at_ms_epoch, self.last_updated_at_ms_epoch = begun, changed
+            self.message = reason or ("CANCELLED" if state == "cancelled" else "")
 
 
 class ParallelAxis:

@@ -484,19 +484,41 @@ class MooncakeDistributedStore(Sessions, TensorCalls):
                 found[key] = [ReplicaDescriptor(node, row[0], where[1]) for node, _, _ in row[5]]
         return found
 
-    # What the node does by itself, or can't do yet.
+    # Copies and moves between nodes.
 
     def create_copy_task(self, key: str, targets: Sequence[str]) -> Tuple[Tuple[int, int], int]:
-        """Not supported yet: ((0, 0), -1012)."""
-        return (0, 0), INVALID_PARAMS if self._connection is None else NOT_SUPPORTED
+        """Has copies of a value made on further nodes: the task's id, and 0 or what is against it.
+
+        -101: no such node; -704: no such value; -1010: a node is not up; -1401: too many tasks.
+        """
+        targets = _keys(targets)
+        return self._begin(lambda native: native.begin_copy(False, key, targets))
 
     def create_move_task(self, key: str, source: str, target: str) -> Tuple[Tuple[int, int], int]:
-        """Not supported yet: ((0, 0), -1012)."""
-        return (0, 0), INVALID_PARAMS if self._connection is None else NOT_SUPPORTED
+        """Has the copy of a value on one node moved to another one. As ``create_copy_task``; -710: the source has no copy;
+        -711: the target has one."""
+        return self._begin(lambda native: native.begin_move(False, key, source, target))
+
+    def _begin(self, begin: Any) -> Tuple[Tuple[int, int], int]:
+        if self._connection is None:
+            return (0, 0), INVALID_PARAMS
+        try:
+            return (0, begin(self._connection)[0]), OK
+        except _FAILURES as error:
+            return (0, 0), _codes.code(error)
 
     def query_task(self, task_id: Tuple[int, int]) -> Tuple[Optional[QueryTaskResponse], int]:
-        """There are no tasks: (None, -1400)."""
-        return None, INVALID_PARAMS if self._connection is None else _codes.TASK_NOT_FOUND
+        """How a task stands, and 0; (None, -1400) if there is none of that id, or it ended more than an hour ago."""
+        high, low = task_id
+        if self._connection is None:
+            return None, INVALID_PARAMS
+        try:
+            row = self._connection.task(False, low, False) if high == 0 else None
+        except _FAILURES as error:
+            return None, _codes.code(error)
+        return (None, _codes.TASK_NOT_FOUND) if row is None else (QueryTaskResponse(row), OK)
+
+    # What the node does by itself, or can't do yet.
 
     def mount_segment(
         self, path: str, size: int, offset: int = 0, protocol: str = "tcp", location: str = ""

@@ -32,7 +32,7 @@ from .errors import (
     UnimplementedError,
 )
 from .store import Store
-from .types import DataType, Listed, ObjectStat, RemoveProgress, Replica, ServerInfo
+from .types import DataType, Listed, ObjectStat, RemoveProgress, Replica, ServerInfo, Task
 
 # Before the interpreter goes: a thread of ours must not ask for its lock later.
 _atexit.register(_native.shut_down)
@@ -55,6 +55,7 @@ __all__ = [
     "Replica",
     "ServerInfo",
     "Store",
+    "Task",
     "TidepoolError",
     "Transfer",
     "TransferEngine",

@@ -8,7 +8,7 @@ from ._native import Connection, View
 from .errors import InvalidError, TidepoolError
 from .store import _options, removed
 from .tensors import Tensor, decode, encode
-from .types import DataType, Key, Listed, ObjectStat, RemoveProgress, ServerInfo
+from .types import DataType, Key, Listed, ObjectStat, RemoveProgress, ServerInfo, Task
 
 if TYPE_CHECKING:
     from .embedded import AsyncEmbeddedStore
@@ -183,6 +183,34 @@ class AsyncStore:
         """What the catalog knows of the object."""
         row = await self._native.stat(True, key)
         return None if row is None else types.stat(row)
+
+    async def begin_copy(self, key: Key, targets: Sequence[str]) -> Task:
+        """Has copies of the object made on further nodes."""
+        return types.task(await self._native.begin_copy(True, key, _arguments.one(targets)))
+
+    async def begin_move(self, key: Key, source: str, target: str) -> Task:
+        """Has the copy of the object on one node moved to another one."""
+        return types.task(await self._native.begin_move(True, key, source, target))
+
+    async def task(self, task: int) -> Optional[Task]:
+        """How a task stands."""
+        row = await self._native.task(True, task, False)
+        return None if row is None else types.task(row)
+
+    async def cancel_task(self, task: int) -> Optional[Task]:
+        """Ends a task, unless it has ended; how it stands then."""
+        row = await self._native.task(True, task, True)
+        return None if row is None else types.task(row)
+
+    async def tasks(self) -> AsyncIterator[Task]:
+        """The tenant's tasks, by id."""
+        after = None
+        while True:
+            rows, after = await self._native.tasks(True, after)
+            for row in rows:
+                yield types.task(row)
+            if after is None:
+                return
 
     def pin(self, keys: Sequence[Key]) -> Awaitable[List[bool]]:
         """Keeps objects from eviction."""

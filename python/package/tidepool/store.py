@@ -7,7 +7,7 @@ from . import _arguments, trees, types
 from ._native import Connection, View
 from .errors import InvalidError, TidepoolError
 from .tensors import Tensor, decode, encode
-from .types import DataType, Key, Listed, ObjectStat, RemoveProgress, ServerInfo
+from .types import DataType, Key, Listed, ObjectStat, RemoveProgress, ServerInfo, Task
 
 if TYPE_CHECKING:
     from .embedded import EmbeddedStore
@@ -262,6 +262,38 @@ class Store:
         """What the catalog knows of the object; None if there is none."""
         row = self._native.stat(False, key)
         return None if row is None else types.stat(row)
+
+    def begin_copy(self, key: Key, targets: Sequence[str]) -> Task:
+        """Has copies of the object made on further nodes, which it keeps; goes on without the caller: :meth:`task` tells how it stands.
+
+        A node is named by its number (:meth:`stat`), the address of its gRPC, or, if only one has it, by that without its port or by the
+        label of its host. Raises what is refused before anything is begun: ``NOT_FOUND``, ``NO_SUCH_NODE``, ``AMBIGUOUS_NODE``, ``NODE_NOT_UP``,
+        ``TOO_MANY_COPIES``, ``BAD_TASK``, ``TOO_MANY_TASKS``.
+        """
+        return types.task(self._native.begin_copy(False, key, _arguments.one(targets)))
+
+    def begin_move(self, key: Key, source: str, target: str) -> Task:
+        """Has the copy of the object on one node moved to another one. As :meth:`begin_copy`; ``NOT_ON_SOURCE``, ``TARGET_HAS_COPY``."""
+        return types.task(self._native.begin_move(False, key, source, target))
+
+    def task(self, task: int) -> Optional[Task]:
+        """How a task stands; None if there is none of that id, or it ended more than an hour ago."""
+        row = self._native.task(False, task, False)
+        return None if row is None else types.task(row)
+
+    def cancel_task(self, task: int) -> Optional[Task]:
+        """Ends a task, unless it has ended; how it stands then. What it has made goes again."""
+        row = self._native.task(False, task, True)
+        return None if row is None else types.task(row)
+
+    def tasks(self) -> Iterator[Task]:
+        """The tenant's tasks that are not finished or ended in the last hour, by id; asks for a page at a time."""
+        after = None
+        while True:
+            rows, after = self._native.tasks(False, after)
+            yield from map(types.task, rows)
+            if after is None:
+                return
 
     def pin(self, keys: Sequence[Key]) -> List[bool]:
         """Keeps objects from eviction until they are unpinned as often; which exist."""

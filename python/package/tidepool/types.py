@@ -1,7 +1,7 @@
 """What calls give and take besides bytes."""
 
 from enum import IntEnum
-from typing import List, NamedTuple, Union
+from typing import List, NamedTuple, Optional, Union
 
 Key = Union[str, bytes]
 """A key: bytes, 1 to 1024 of them, or a ``str``, which means its UTF-8."""
@@ -53,6 +53,32 @@ class ObjectStat(NamedTuple):
     lease: float
 
 
+class Task(NamedTuple):
+    """A copy or a move of an object between nodes.
+
+    ``kind``: copy or move; ``source``, ``targets``: numbers of nodes; ``state``: waiting, running, done, failed or cancelled;
+    ``reason``: why it failed, such as ``OBJECT_GONE``; ``copied``: targets whose copies count; ``length``: bytes of the object;
+    ``begun``, ``changed``: seconds since the Unix epoch, by the cluster's clock.
+    """
+
+    id: int
+    kind: str
+    key: bytes
+    source: Optional[str]
+    targets: List[str]
+    state: str
+    reason: str
+    copied: int
+    length: int
+    begun: float
+    changed: float
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is still to come."""
+        return self.state in ("waiting", "running")
+
+
 class RemoveProgress(NamedTuple):
     """What a removal by prefix or pattern did: objects looked at, removed, and left because they are pinned."""
 
@@ -86,3 +112,9 @@ def stat(row: tuple) -> ObjectStat:
     """A native row."""
     length, data_type, group, pins, version, replicas, lease = row
     return ObjectStat(length, DataType(data_type), group, pins, version, [Replica(*copy) for copy in replicas], lease)
+
+
+def task(row: tuple) -> Task:
+    """A native row."""
+    *rest, begun, changed = row
+    return Task(*rest, begun / 1000, changed / 1000)

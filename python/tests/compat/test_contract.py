@@ -511,8 +511,8 @@ def test_replicas_are_described(store, key):
 
 
 def test_what_is_not_there_says_so(store, key):
-    assert store.create_copy_task(key, ["s"]) == ((0, 0), UNSUPPORTED)
-    assert store.create_move_task(key, "s", "t") == ((0, 0), UNSUPPORTED)
+    assert store.create_copy_task(key, ["s"]) == ((0, 0), -101)
+    assert store.create_move_task(key, "s", "t") == ((0, 0), -101)
     assert store.query_task((1, 2)) == (None, -1400)
     assert store.mount_segment("/dev/shm/x", 1 << 20) == {"ret": UNSUPPORTED, "segment_ids": []}
 

@@ -1,14 +1,16 @@
 """Segments that a client lends, as the environment says."""
 
+import asyncio
 import gc
 import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import pytest
-from mooncake.store import MooncakeDistributedStore
+from mooncake.store import MooncakeDistributedStore, TaskStatus, TaskType
 from test_embedded import guests
 
 import tidepool
@@ -138,3 +140,71 @@ def test_a_client_service_lends_for_its_clients(node, other, key, lending, tmp_p
             killer.cancel()
     assert code == 0 and guests(node) == []
     assert other.get(key) == b"v"
+
+
+def ended(store, task, within=30.0):
+    until = time.monotonic() + within
+    while True:
+        answer, code = store.query_task(task)
+        assert code == 0 and time.monotonic() < until
+        if answer.status in (TaskStatus.SUCCESS, TaskStatus.FAILED):
+            return answer
+        time.sleep(0.02)
+
+
+def test_values_are_copied_and_moved_between_segments(node, other, key, lending):
+    before = time.time() * 1000 - 60_000
+    lender = MooncakeDistributedStore()
+    assert lender.setup(settings(node)) == 0
+    (guest,) = guests(node)
+    here = other.server_info().node
+    assert other.put(key, b"v" * MIB)
+
+    moved, code = lender.create_move_task(key, here, guest["node"])
+    answer = ended(lender, moved)
+    assert code == 0 and (answer.id, answer.type, answer.message) == (moved, TaskType.REPLICA_MOVE, "")
+    assert answer.status == TaskStatus.SUCCESS and before < answer.created_at_ms_epoch <= answer.last_updated_at_ms_epoch
+    assert holders(other, key) == [guest["node"]] and lender.get(key) == b"v" * MIB
+    copied, code = lender.create_copy_task(key, [node.grpc])
+    assert code == 0 and ended(lender, copied).type == TaskType.REPLICA_COPY
+    assert sorted(holders(other, key)) == sorted([here, guest["node"]])
+
+    assert lender.create_copy_task(key, ["nobody:1"]) == ((0, 0), -101)
+    assert lender.create_copy_task(key + "/none", [here]) == ((0, 0), -704)
+    assert lender.create_move_task(key, here, guest["node"]) == ((0, 0), -711)
+    assert lender.create_copy_task(key, []) == ((0, 0), -600)
+    assert lender.query_task((0, 1)) == (None, -1400) and lender.query_task((1, moved[1])) == (None, -1400)
+    with pytest.raises(TypeError):
+        lender.create_copy_task(key, here)
+    assert lender.close() == 0
+
+
+def test_the_packages_own_names_for_tasks(node, other, key, lending):
+    lender = MooncakeDistributedStore()
+    assert lender.setup(settings(node)) == 0
+    (guest,) = guests(node)
+    assert other.put(key, b"v" * MIB)
+    task = other.begin_copy(key, [guest["node"]])
+    assert (task.kind, task.key, task.source, task.targets) == ("copy", key.encode(), None, [guest["node"]])
+    while task.is_open:
+        task = other.task(task.id)
+    assert (task.state, task.reason, task.copied, task.length) == ("done", "", 1, MIB)
+    assert task.id in {listed.id for listed in other.tasks()}
+    assert other.cancel_task(task.id).state == "done"
+    assert other.task(1) is None and other.cancel_task(1) is None
+    with pytest.raises(tidepool.TidepoolError) as refused:
+        other.begin_move(key, guest["node"], "nobody")
+    assert refused.value.reason == "NO_SUCH_NODE"
+    with pytest.raises(TypeError):
+        other.begin_copy(key, guest["node"])
+
+    async def awaited():
+        async with await tidepool.AsyncStore.connect(node.grpc) as store:
+            begun = await store.begin_copy(key, [guest["node"]])
+            await store.begin_copy(key, [guest["node"]])
+            listed = [listed.id async for listed in store.tasks()]
+            return begun, await store.cancel_task(begun.id), await store.task(begun.id), listed
+
+    begun, cancelled, found, listed = asyncio.run(awaited())
+    assert begun.id in listed and cancelled.state in ("cancelled", "done") and found.state == cancelled.state
+    assert lender.close() == 0
