@@ -97,6 +97,14 @@ async fn a_copy_is_kept_and_a_move_leaves_nothing_behind() {
     }
     assert_eq!(holders(&client, "a").await.len(), 3);
     assert_eq!(client.tasks(None).await.unwrap().tasks.len(), 2);
+
+    // More than one answer of an engine has.
+    let large: bytes::Bytes = (0..20_000_003_u32).map(|at| (at * 7 % 251) as u8).collect();
+    client.put("large", large.clone(), &PutOptions::default()).await.unwrap();
+    let moved = client.begin_move("large", &nodes[0], &nodes[2]).await.unwrap();
+    assert_eq!(ended(&client, &moved).await.state, TaskState::Done);
+    assert_eq!(holders(&client, "large").await, [nodes[2].as_str()]);
+    assert!(client_of(&cluster, 2).get("large").await.unwrap().unwrap().value == large);
 }
 
 /// The process that carries tasks out, a target and the source die in the middle of many moves: others go on, and nothing is lost.

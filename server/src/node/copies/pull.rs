@@ -130,8 +130,7 @@ impl NodeService {
                 return Ok(buffer);
             }
             let buffer = self.inner.store.reserve(pull.length, name.key.as_bytes().len()).await?;
-            let way = if pull.length <= MOST_VALUE_BYTES { Way::Engine } else { Way::Stream };
-            self.receive(&pull, &name, way, buffer).await
+            self.receive(&pull, &name, Way::Engine, buffer).await
         };
         let buffer = tokio::time::timeout_at(deadline, received).await.map_err(late)??;
         // From here on nothing may be given up: what is sealed is freed by an answer.
@@ -204,9 +203,18 @@ impl NodeService {
             || Error::new(ErrorKind::NotFound, "NOT_FOUND", format!("node {source} has no copy of {}", name.key));
         let failed = |error| remote::from_client(&error);
         match way {
-            Way::Engine => {
+            Way::Engine if pull.length <= MOST_VALUE_BYTES => {
                 let object = client.get_with(name.key.as_bytes(), options).await.map_err(failed)?;
                 buffer.write(&object.ok_or_else(gone)?.value)?;
+            }
+            Way::Engine => {
+                while buffer.missing() > 0 {
+                    let offset = pull.length - buffer.missing();
+                    let options =
+                        GetOptions { offset, length: Some(buffer.missing().min(MOST_VALUE_BYTES)), ..options.clone() };
+                    let range = client.get_with(name.key.as_bytes(), options).await.map_err(failed)?;
+                    buffer.write(&range.ok_or_else(gone)?.value)?;
+                }
             }
             Way::Stream => {
                 let stream = client.get_stream(name.key.as_bytes(), options).await.map_err(failed)?;
