@@ -99,7 +99,7 @@ async fn a_copy_is_kept_and_a_move_leaves_nothing_behind() {
     assert_eq!(client.tasks(None).await.unwrap().tasks.len(), 2);
 
     // More than one answer of an engine has.
-    let large: bytes::Bytes = (0..20_000_003_u32).map(|at| (at * 7 % 251) as u8).collect();
+    let large: Bytes = (0..20_000_003_u32).map(|at| (at * 7 % 251) as u8).collect();
     client.put("large", large.clone(), &PutOptions::default()).await.unwrap();
     let moved = client.begin_move("large", &nodes[0], &nodes[2]).await.unwrap();
     assert_eq!(ended(&client, &moved).await.state, TaskState::Done);

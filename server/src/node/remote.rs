@@ -25,7 +25,7 @@ const REST: Duration = Duration::from_secs(1);
 /// Connections to each node.
 const CONNECTIONS: usize = 2;
 
-/// How a client asks: whole objects by the node's engine, or streams by gRPC, of which a piece at a time is held.
+/// How a client asks: by the node's engine, or for streams by gRPC, which give out what arrives as it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Way {
     Engine,
