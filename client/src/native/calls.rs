@@ -218,18 +218,16 @@ impl Link {
     ) -> Result<proto::BatchPutReply, Error> {
         let total: usize = values.iter().map(Bytes::len).sum();
         message.lengths = values.iter().map(|value| value.len() as u64).collect();
-        let may_lend = total >= STAGED_FROM && (self.is_here || self.one_sided.may_put(&self.engine, self.peer));
+        let may_lend = || total >= STAGED_FROM && (self.is_here || self.one_sided.may_put(&self.engine, self.peer));
         // Once more where the node has been restarted.
         for _ in 0..2 {
-            let Some(placed) = may_lend.then(|| self.lending.place(values)).flatten() else { break };
+            let Some(placed) = may_lend().then(|| self.lending.place(values)).flatten() else { break };
             let mut message = message.clone();
             placed.say(&mut message);
             message.checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
             match self.ask(operation, EngineMethod::Put, &message, &[], deadline) {
                 Err(error) if error.reason() == "NOT_LENT" => placed.forget(),
-                Err(error) if error.reason() == "NOT_READ" => {
-                    return self.put_behind(operation, message, values, deadline);
-                }
+                Err(error) if error.reason() == "NOT_READ" => self.one_sided.put_failed(),
                 answer => {
                     let reply = answer?.0;
                     self.lent_puts.fetch_add(1, Ordering::Relaxed);
@@ -238,15 +236,15 @@ impl Link {
                 }
             }
         }
-        if may_lend && let Some(staged) = self.staging.stage(values) {
+        if may_lend()
+            && let Some(staged) = self.staging.stage(values)
+        {
             let mut message = message.clone();
             staged.say(&mut message);
             message.checksums.clone_from(&staged.checksums);
             match self.ask(operation, EngineMethod::Put, &message, &[], deadline) {
                 Err(error) if error.reason() == "NOT_LENT" => self.staging.renew(),
-                Err(error) if error.reason() == "NOT_READ" => {
-                    return self.put_behind(operation, message, values, deadline);
-                }
+                Err(error) if error.reason() == "NOT_READ" => self.one_sided.put_failed(),
                 Err(error) => {
                     if !matches!(&error, Error::Refused(refusal) if !refusal.is_transport) {
                         staged.abandon();
@@ -261,19 +259,6 @@ impl Link {
             }
         }
         message.checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
-        Ok(self.ask(operation, EngineMethod::Put, &message, values, deadline)?.0)
-    }
-
-    /// Sends the values that the node could not read.
-    fn put_behind(
-        &self,
-        operation: &'static str,
-        mut message: proto::PutItemsRequest,
-        values: &[Bytes],
-        deadline: Instant,
-    ) -> Result<proto::BatchPutReply, Error> {
-        self.one_sided.put_failed();
-        (message.memory, message.readable) = (None, None);
         Ok(self.ask(operation, EngineMethod::Put, &message, values, deadline)?.0)
     }
 

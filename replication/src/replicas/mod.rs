@@ -6,3 +6,31 @@
 pub mod placement;
 pub mod repair;
 pub mod task;
+
+#[cfg(test)]
+mod tests {
+    use tidepool_metadata::catalog::{Copies, NodeState, ObjectLocation, Presence, ReplicaLocation};
+    use tidepool_metadata::{DataType, Durability, Incarnation, LogIndex, NodeId, ReplicaId, VersionId};
+
+    /// An object with copies on these nodes, in these states, confirmed or not.
+    pub(super) fn located(wanted: Copies, copies: &[(u32, NodeState, bool)]) -> ObjectLocation {
+        let replica = |&(node, node_state, confirmed): &(u32, NodeState, bool)| ReplicaLocation {
+            replica: ReplicaId { node: NodeId(node), incarnation: Incarnation(1), sequence: 1 },
+            durability: Durability::Memory,
+            node_state,
+            confirmed,
+        };
+        ObjectLocation {
+            version: VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence: 1 },
+            commit_index: LogIndex(1),
+            length: 1,
+            slice_bytes: 1,
+            data_type: DataType::default(),
+            checksums: vec![0],
+            group: None,
+            presence: Presence::Present,
+            copies: wanted,
+            replicas: copies.iter().map(replica).collect(),
+        }
+    }
+}

@@ -64,34 +64,18 @@ fn rank(location: &ObjectLocation, node: NodeId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use tidepool_metadata::catalog::{Copies, Presence};
-    use tidepool_metadata::{DataType, Durability, Incarnation, LogIndex, ReplicaId};
+    use tidepool_metadata::Durability;
+    use tidepool_metadata::catalog::Copies;
 
     use super::*;
+    use crate::replicas::tests::located;
 
     const UP: NodeState = NodeState::Up;
     const DRAINING: NodeState = NodeState::Draining;
     const ABSENT: NodeState = NodeState::Absent;
 
     fn object(wanted: u8, copies: &[(u32, NodeState, bool)]) -> ObjectLocation {
-        let replica = |&(node, node_state, confirmed): &(u32, NodeState, bool)| ReplicaLocation {
-            replica: ReplicaId { node: NodeId(node), incarnation: Incarnation(1), sequence: 1 },
-            durability: Durability::Memory,
-            node_state,
-            confirmed,
-        };
-        ObjectLocation {
-            version: VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence: 1 },
-            commit_index: LogIndex(1),
-            length: 1,
-            slice_bytes: 1,
-            data_type: DataType::default(),
-            checksums: vec![0],
-            group: None,
-            presence: Presence::Present,
-            copies: Copies::new(wanted, 1).expect("legal"),
-            replicas: copies.iter().map(replica).collect(),
-        }
+        located(Copies::new(wanted, 1).expect("legal"), copies)
     }
 
     fn plans(object: &ObjectLocation, up: usize, is_patient: bool) -> Vec<(u32, Step)> {

@@ -62,10 +62,11 @@ pub fn plan(request: &TaskRequest, location: Option<&ObjectLocation>, nodes: &[N
 
 #[cfg(test)]
 mod tests {
-    use tidepool_metadata::catalog::{Copies, Labels, NodeAddresses, Presence, TaskId};
-    use tidepool_metadata::{DataType, Durability, Incarnation, LogIndex, ObjectKey, ReplicaId, TenantId, VersionId};
+    use tidepool_metadata::catalog::{Copies, Labels, NodeAddresses, TaskId};
+    use tidepool_metadata::{Incarnation, ObjectKey, TenantId};
 
     use super::*;
+    use crate::replicas::tests::located;
 
     const UP: NodeState = NodeState::Up;
     const DRAINING: NodeState = NodeState::Draining;
@@ -88,24 +89,8 @@ mod tests {
     }
 
     fn object(nodes: &[NodeStat], copies: &[(u32, bool)]) -> ObjectLocation {
-        let replica = |&(node, confirmed): &(u32, bool)| ReplicaLocation {
-            replica: ReplicaId { node: NodeId(node), incarnation: Incarnation(1), sequence: 1 },
-            durability: Durability::Memory,
-            node_state: nodes[node as usize - 1].state,
-            confirmed,
-        };
-        ObjectLocation {
-            version: VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence: 1 },
-            commit_index: LogIndex(1),
-            length: 1,
-            slice_bytes: 1,
-            data_type: DataType::default(),
-            checksums: vec![0],
-            group: None,
-            presence: Presence::Present,
-            copies: Copies::ONE,
-            replicas: copies.iter().map(replica).collect(),
-        }
+        let copy = |&(node, confirmed): &(u32, bool)| (node, nodes[node as usize - 1].state, confirmed);
+        located(Copies::ONE, &copies.iter().map(copy).collect::<Vec<_>>())
     }
 
     fn copy(source: Option<u32>, targets: &[u32]) -> TaskRequest {
