@@ -13,11 +13,11 @@ from tidepool import tensors
 from tidepool._native import read_memory
 
 from . import _codes
-from ._codes import INVALID_PARAMS, NOT_SUPPORTED, OK
-from ._types import ReadTarget, ReplicateConfig, TensorParallelism
+from ._codes import INVALID_PARAMS, OK
+from ._parallelism import FAILURES, WRONG_TENSOR, ParallelCalls, Wrong, shard_rows, tp_layout
+from ._types import ReplicateConfig
 
 Config = Optional[ReplicateConfig]
-_FAILURES = (tidepool.TidepoolError, BufferError, OverflowError, TypeError)
 
 
 def _framework() -> str:
@@ -41,23 +41,11 @@ def _deserialize_tensor(value: bytes) -> Any:
     return tensors.decode(bytearray(value), _framework())
 
 
-def _shard_key(key: str, rank: int) -> str:
-    return f"{key}_tp_{rank}"
-
-
-def _split(tensor: Any, size: int, dimension: int) -> List[Any]:
-    """As many parts as ``size``; they may differ in length by one."""
-    if hasattr(tensor, "tensor_split"):
-        return list(tensor.tensor_split(size, dim=dimension))
-    import numpy
-
-    return numpy.array_split(tensor, size, axis=dimension)
-
-
-class TensorCalls:
+class TensorCalls(ParallelCalls):
     """The part of the store that is about tensors."""
 
     _connection: Any
+    _framework = staticmethod(_framework)
 
     # One tensor.
 
@@ -187,9 +175,12 @@ class TensorCalls:
         split_dim: int = 0,
     ) -> List[int]:
         """As ``put_tensor_with_tp``, for many."""
-        return self._many(
-            lambda key, tensor: self._put_split(key, tensor, config, tp_size, split_dim), base_keys, tensors_list
-        )
+        config = ReplicateConfig() if config is None else config
+        if config.check(len(base_keys)) != OK:
+            return [INVALID_PARAMS] * max(1, len(base_keys))
+        configs = [config.of_key(place) for place in range(len(base_keys))]
+        put = lambda key, tensor, config: self._put_split(key, tensor, config, tp_size, split_dim)  # noqa: E731
+        return self._many(put, base_keys, tensors_list, configs)
 
     def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> Any:
         """The shard of a rank; with a size of 1, the tensor itself."""
@@ -222,8 +213,8 @@ class TensorCalls:
     ) -> int:
         """Splits the tensor at an address and stores all shards."""
         try:
-            tensor = _deserialize_tensor(read_memory(buffer_ptr, size))
-        except _FAILURES:
+            tensor = self._tensor_at(buffer_ptr, size)
+        except (Wrong, *FAILURES):
             return INVALID_PARAMS
         return self._put_split(key, tensor, None, tp_size, split_dim)
 
@@ -239,139 +230,6 @@ class TensorCalls:
         """As ``put_tensor_with_tp_from``, for many."""
         put = lambda key, pointer, size: self.put_tensor_with_tp_from(key, pointer, size, tp_rank, tp_size, split_dim)  # noqa: E731
         return self._many(put, base_keys, buffer_ptrs, sizes)
-
-    # Requests by parallelism: only those that ask for nothing.
-
-    def put_tensor_with_parallelism(
-        self,
-        key: str,
-        tensor: Any,
-        parallelism: Optional[TensorParallelism] = None,
-        config: Config = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """Stores a tensor; -1012 if a parallelism or a partition is asked for."""
-        if parallelism is not None or writer_partition is not None:
-            return NOT_SUPPORTED
-        return self._put_tensor(key, tensor, config, upsert=False)
-
-    def upsert_tensor_with_parallelism(
-        self,
-        key: str,
-        tensor: Any,
-        parallelism: Optional[TensorParallelism] = None,
-        config: Config = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """As ``put_tensor_with_parallelism``, whether the key has a value or not."""
-        if parallelism is not None or writer_partition is not None:
-            return NOT_SUPPORTED
-        return self._put_tensor(key, tensor, config, upsert=True)
-
-    def put_tensor_with_parallelism_from(
-        self,
-        key: str,
-        buffer_ptr: int,
-        size: int,
-        parallelism: Optional[TensorParallelism] = None,
-        config: Config = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """As ``put_tensor_from``; -1012 if a parallelism or a partition is asked for."""
-        if parallelism is not None or writer_partition is not None:
-            return NOT_SUPPORTED
-        return self._put_from(key, buffer_ptr, size, config, upsert=False)
-
-    def upsert_tensor_with_parallelism_from(
-        self,
-        key: str,
-        buffer_ptr: int,
-        size: int,
-        parallelism: Optional[TensorParallelism] = None,
-        config: Config = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """As ``put_tensor_with_parallelism_from``, whether the key has a value or not."""
-        if parallelism is not None or writer_partition is not None:
-            return NOT_SUPPORTED
-        return self._put_from(key, buffer_ptr, size, config, upsert=True)
-
-    def batch_put_tensor_with_parallelism(
-        self,
-        keys: Sequence[str],
-        tensors_list: Sequence[Any],
-        parallelisms: Any = None,
-        config: Config = None,
-        writer_partitions: Any = None,
-    ) -> List[int]:
-        """As ``put_tensor_with_parallelism``, for many."""
-        if parallelisms is not None or writer_partitions is not None:
-            return [NOT_SUPPORTED] * len(keys)
-        return self._put_tensors(keys, tensors_list, config, upsert=False)
-
-    def batch_upsert_tensor_with_parallelism(
-        self,
-        keys: Sequence[str],
-        tensors_list: Sequence[Any],
-        parallelisms: Any = None,
-        config: Config = None,
-        writer_partitions: Any = None,
-    ) -> List[int]:
-        """As ``upsert_tensor_with_parallelism``, for many."""
-        if parallelisms is not None or writer_partitions is not None:
-            return [NOT_SUPPORTED] * len(keys)
-        return self._put_tensors(keys, tensors_list, config, upsert=True)
-
-    def batch_put_tensor_with_parallelism_from(
-        self,
-        keys: Sequence[str],
-        buffer_ptrs: Sequence[int],
-        sizes: Sequence[int],
-        parallelisms: Any = None,
-        config: Config = None,
-        writer_partitions: Any = None,
-    ) -> List[int]:
-        """As ``put_tensor_with_parallelism_from``, for many."""
-        if parallelisms is not None or writer_partitions is not None:
-            return [NOT_SUPPORTED] * len(keys)
-        return self._many(lambda *row: self._put_from(*row, config, upsert=False), keys, buffer_ptrs, sizes)
-
-    def batch_upsert_tensor_with_parallelism_from(
-        self,
-        keys: Sequence[str],
-        buffer_ptrs: Sequence[int],
-        sizes: Sequence[int],
-        parallelisms: Any = None,
-        config: Config = None,
-        writer_partitions: Any = None,
-    ) -> List[int]:
-        """As ``upsert_tensor_with_parallelism_from``, for many."""
-        if parallelisms is not None or writer_partitions is not None:
-            return [NOT_SUPPORTED] * len(keys)
-        return self._many(lambda *row: self._put_from(*row, config, upsert=True), keys, buffer_ptrs, sizes)
-
-    def get_tensor_with_parallelism(self, key: str, target: Optional[ReadTarget] = None) -> Any:
-        """The tensor as it was stored; None for another part of it."""
-        return self.get_tensor(key) if _as_stored(target) else None
-
-    def batch_get_tensor_with_parallelism(self, keys: Sequence[str], targets: Any = None) -> List[Any]:
-        """As ``get_tensor_with_parallelism``, for many."""
-        targets = targets or [None] * len(keys)
-        return [self.get_tensor_with_parallelism(key, target) for key, target in zip(keys, targets)]
-
-    def get_tensor_with_parallelism_into(
-        self, key: str, buffer_ptr: int, size: int, target: Optional[ReadTarget] = None
-    ) -> Any:
-        """As ``get_tensor_into``; None for another part than was stored."""
-        return self.get_tensor_into(key, buffer_ptr, size) if _as_stored(target) else None
-
-    def batch_get_tensor_with_parallelism_into(
-        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int], targets: Any = None
-    ) -> List[Any]:
-        """As ``get_tensor_with_parallelism_into``, for many."""
-        targets = targets or [None] * len(keys)
-        rows = zip(keys, buffer_ptrs, sizes, targets)
-        return [self.get_tensor_with_parallelism_into(*row) for row in rows]
 
     # Files.
 
@@ -425,7 +283,7 @@ class TensorCalls:
                 parts = list(tensors.encode(tensor))
                 self._connection.put(False, key, parts, config.options(upsert, group, data_type))
                 codes.append(OK)
-            except _FAILURES as error:
+            except FAILURES as error:
                 codes.append(_codes.code(error))
         return codes
 
@@ -435,16 +293,15 @@ class TensorCalls:
         if size == 1:
             return self._put_tensor(key, tensor, config, upsert=False)
         try:
-            shards = _split(tensor, size, dimension)
-        except (AttributeError, IndexError, ValueError, RuntimeError, TypeError):
+            rows = list(shard_rows(tp_layout(key, 0, size, dimension), tensor, range(size), uniform=False))
+        except (Wrong, *WRONG_TENSOR):
             return INVALID_PARAMS
-        codes = self._put_tensors([_shard_key(key, rank) for rank in range(size)], shards, config, upsert=False)
-        return next((code for code in codes if code != OK), OK)
+        return self._put_rows(rows, config, upsert=False)
 
     def _put_from(self, key: str, pointer: int, size: int, config: Config, upsert: bool) -> int:
         try:
             header = tensors.unpack(read_memory(pointer, min(size, tensors.HEADER_BYTES)))
-        except _FAILURES:
+        except FAILURES:
             return INVALID_PARAMS
         length = tensors.HEADER_BYTES + header.data_bytes
         if length > size:
@@ -456,7 +313,7 @@ class TensorCalls:
             return None
         try:
             return tensors.decode(view, _framework())
-        except _FAILURES:
+        except FAILURES:
             return None
 
     def _over_memory(self, pointer: int, length: int) -> Any:
@@ -466,7 +323,7 @@ class TensorCalls:
 
     @staticmethod
     def _key_of(key: str, rank: int, size: int) -> str:
-        return _shard_key(key, rank) if size > 1 else key
+        return tp_layout(key, rank, size, 0).key(rank) if size > 1 else key
 
     @staticmethod
     def _many(call: Any, keys: Sequence[str], *lists: Sequence[Any]) -> List[int]:
@@ -474,6 +331,3 @@ class TensorCalls:
             return [INVALID_PARAMS] * max(1, len(keys))
         return [call(*row) for row in zip(keys, *lists)]
 
-
-def _as_stored(target: Optional[ReadTarget]) -> bool:
-    return target is None or (target.mode == "as_stored" and target.parallelism is None)

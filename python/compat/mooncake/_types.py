@@ -1,5 +1,6 @@
 """Enumerations and plain classes of ``mooncake.store``."""
 
+import copy
 from enum import Enum
 from typing import List, Optional, Tuple
 
@@ -111,6 +112,12 @@ class ReplicateConfig:
         # The deprecated one wins, as there.
         prefer = [self.preferred_segment] if self.preferred_segment else list(self.preferred_segments)
         return False, data_type, group, upsert, bool(self.with_hard_pin), replicas, 0, prefer[:16]
+
+    def of_key(self, place: int) -> "ReplicateConfig":
+        """The same for one key of several."""
+        single = copy.copy(self)
+        single.group_ids = None if self.group_ids is None else [self.group_ids[place]]
+        return single
 
     def groups(self, keys: int) -> List[str]:
         """One a key, or none."""

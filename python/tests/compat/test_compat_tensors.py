@@ -4,14 +4,14 @@ import pytest
 
 numpy = pytest.importorskip("numpy")
 
-from mooncake.store import ReadTarget, ReplicateConfig, TensorParallelism, _tensor_metadata_size  # noqa: E402
+from mooncake.store import ReplicateConfig, _tensor_metadata_size  # noqa: E402
 
 try:
     import torch
 except ImportError:
     torch = None
 
-INVALID, MISSING, UNSUPPORTED = -600, -704, -1012
+INVALID, MISSING = -600, -704
 
 
 def made(array):
@@ -109,14 +109,3 @@ def test_what_can_not_be_split_or_is_no_tensor_is_a_code(store, key):
     store.put(key, b"no tensor")
     assert store.get_tensor(key) is None
     assert store.get_tensor("none") is None
-
-
-def test_other_parallelisms_are_not_supported_and_say_so(store, key):
-    tensor = made(numpy.zeros(4))
-    assert store.put_tensor_with_parallelism(key, tensor) == 0
-    assert same(store.get_tensor_with_parallelism(key, ReadTarget()), tensor)
-    assert store.put_tensor_with_parallelism(key, tensor, TensorParallelism()) == UNSUPPORTED
-    assert store.batch_put_tensor_with_parallelism([key], [tensor], writer_partitions=[(0, 2, 0)]) == [UNSUPPORTED]
-    target = ReadTarget()
-    target.mode = "full"
-    assert store.get_tensor_with_parallelism(key, target) is None
