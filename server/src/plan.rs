@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tidepool_metadata::ErrorKind;
 use tidepool_metadata::catalog::{Copies, Labels};
+use tidepool_replication::replicas::hot::Limits;
 use tidepool_replication::replicas::placement::Policy;
 use tidepool_tiers::StoreConfig;
 use tidepool_tiers::io::EngineChoice;
@@ -14,7 +15,7 @@ use tidepool_tiers::nvme::{DirectChoice, NvmeConfig, WritePolicy};
 use crate::config::{self, Config};
 use crate::error::Error;
 use crate::folder::DataFolder;
-use crate::node::{NodeConfig, RepairConfig};
+use crate::node::{HotConfig, NodeConfig, RepairConfig};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -74,6 +75,10 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
         grace: config.replicas.repair_grace.0,
         bytes_per_second: config.replicas.repair_bytes_per_second.0,
     };
+    let hot = HotConfig {
+        limits: Limits { copies: config.replicas.hot_copies, reads_per_second: config.replicas.hot_reads_per_second },
+        dram_share: config.replicas.hot_share,
+    };
     let config::Labels { zone, rack, host } = config.labels.clone();
     let labels = Labels { zone, rack, host: host.unwrap_or_else(boot_id) };
     let voters = config.cluster.voters;
@@ -88,6 +93,7 @@ pub(crate) fn node(config: &Config, folder: &DataFolder) -> Result<NodeConfig, E
         copies,
         placement,
         repair,
+        hot,
         labels,
     })
 }

@@ -462,3 +462,70 @@ async fn a_drained_node_is_empty_in_the_end_and_nothing_is_missed_meanwhile() {
     let undrained = blocking(|| cluster.node(0).unwrap().change("/v1/nodes/undrain", &drain)).unwrap();
     assert!(undrained["nodes"].as_array().unwrap().iter().all(|node| node["state"] == "up"), "{undrained}");
 }
+
+/// Reads an object through some nodes until told to stop; answers how many reads there were.
+fn keep_reading(
+    clients: Vec<Client>,
+    key: &'static str,
+    value: &Bytes,
+) -> (tokio::sync::watch::Sender<bool>, Vec<tokio::task::JoinHandle<u64>>) {
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let read = |client: Client| {
+        let (stopped, value) = (stopped.clone(), value.clone());
+        tokio::spawn(async move {
+            let mut reads = 0;
+            while !*stopped.borrow() {
+                assert!(client.get(key).await.unwrap().unwrap().value == value);
+                reads += 1;
+            }
+            reads
+        })
+    };
+    let readers = clients.into_iter().map(read).collect();
+    (stop, readers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hot_object_gets_a_further_copy_which_readers_use_and_loses_it_when_it_is_cold() {
+    let settings = ["replicas.hot_reads_per_second=10", "replicas.hot_copies=1"];
+    let mut cluster = Cluster::new(binary(), &SETTINGS).unwrap();
+    for _ in 0..4 {
+        blocking(|| cluster.join_with(&settings)).unwrap();
+    }
+    blocking(|| cluster.until("all are up", Cluster::are_all_up));
+    let writer = client_of(&cluster, 0);
+    for name in ["hot", "cold"] {
+        writer.put(name, value(3), &copies(1, 1)).await.unwrap();
+    }
+    let copies_of = async |name: &str| writer.stat(name).await.unwrap().unwrap().replicas.len();
+    let until_copies = async |wanted: usize| {
+        let began = Instant::now();
+        while copies_of("hot").await != wanted {
+            assert!(began.elapsed() < Duration::from_secs(60), "it has {} copies", copies_of("hot").await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let readers = (1..4).map(|position| client_of(&cluster, position)).collect();
+    let (stop, readers) = keep_reading(readers, "hot", &value(3));
+    until_copies(2).await;
+    // Both have their turns.
+    let hits = |cluster: &Cluster, at: usize| cluster.node(at).unwrap().tier("dram", "hits").unwrap();
+    let report = |cluster: &Cluster, at: usize| cluster.node(at).unwrap().admin("/v1/repair").unwrap()["hot"].clone();
+    let further = |cluster: &Cluster| (1..4).find(|&at| report(cluster, at)["here"] == 1);
+    blocking(|| cluster.until("it says so", |cluster| further(cluster).is_some()));
+    let (at, made) = blocking(|| (further(&cluster).unwrap(), report(&cluster, 0)));
+    assert_eq!(made["made"], 1);
+    let before = blocking(|| [0, at].map(|at| hits(&cluster, at)));
+    let are_read = |cluster: &Cluster| (0..2).all(|which| hits(cluster, [0, at][which]) > before[which] + 10);
+    blocking(|| cluster.until("both are read", are_read));
+    assert_eq!((copies_of("hot").await, copies_of("cold").await), (2, 1));
+    stop.send(true).unwrap();
+    for reader in readers {
+        assert!(reader.await.unwrap() > 0);
+    }
+    until_copies(1).await;
+    let dropped = blocking(|| report(&cluster, at));
+    assert_eq!((&dropped["dropped"], &dropped["here_bytes"]), (&json!(1), &json!(0)));
+    assert!(client_of(&cluster, 2).get("hot").await.unwrap().unwrap().value == value(3));
+    assert_eq!(blocking(|| cluster.node(0).unwrap().metric("tidepool_hot_made")).unwrap(), 1);
+}

@@ -105,6 +105,9 @@ async fn a_copy_is_kept_and_a_move_leaves_nothing_behind() {
     assert_eq!(ended(&client, &moved).await.state, TaskState::Done);
     assert_eq!(holders(&client, "large").await, [nodes[2].as_str()]);
     assert!(client_of(&cluster, 2).get("large").await.unwrap().unwrap().value == large);
+    let metric = |kind: &str| format!("tidepool_tasks{{kind=\"{kind}\",state=\"done\"}}");
+    let done = |kind: &str| blocking(|| cluster.node(1).unwrap().metric(&metric(kind))).unwrap();
+    assert_eq!((done("move"), done("copy")), (2, 1));
 }
 
 /// The process that carries tasks out, a target and the source die in the middle of many moves: others go on, and nothing is lost.

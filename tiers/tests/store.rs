@@ -145,6 +145,25 @@ async fn without_nvme_the_coldest_are_forgotten_with_the_catalogs_word() {
     node.assert_accounts();
 }
 
+/// The warmest of all, but other nodes have as many copies as there are to be.
+#[tokio::test(flavor = "multi_thread")]
+async fn further_copies_leave_before_any_other_and_are_forgotten_not_demoted() {
+    let node = TestNode::new(16 * MIB, Some(128 * MIB)).await;
+    let names = node.put_many(16, MIB as usize / 2).await;
+    let further = node.put_many(8, MIB as usize / 2).await;
+    assert!(further.iter().all(|name| node.store.leaves_first(name)));
+    let gone = node.put(MIB as usize / 2).await;
+    assert!(node.store.leaves_first(&gone) && node.store.free(gone.tenant, &gone.key, gone.replica));
+    assert!(!node.store.leaves_first(&gone), "it is not here");
+    node.put_many(6, MIB as usize / 2).await;
+    node.until(|node| node.dram().evictions >= 3).await;
+    assert_eq!((node.dram().demotions, node.dram().evictions), (0, node.forget.asked_further.load(Ordering::SeqCst)));
+    for name in &names {
+        assert_eq!(node.assert_right(name, MIB as usize / 2).await, TierKind::Dram);
+    }
+    node.assert_accounts();
+}
+
 /// Eviction made work that made more eviction, until everything was gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn eviction_takes_no_more_than_the_puts_need() {

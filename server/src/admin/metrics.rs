@@ -6,6 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tidepool_metadata::ErrorKind;
+use tidepool_metadata::catalog::{MAX_TASKS, NodeState, TaskKind, TaskState};
 use tidepool_tiers::store::TierReport;
 
 use crate::error::Error;
@@ -15,6 +16,19 @@ use crate::node::NodeService;
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TierLabel {
     tier: String,
+}
+
+/// Labels of the copies and moves that were asked for.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TaskLabel {
+    kind: &'static str,
+    state: &'static str,
+}
+
+/// Label of a node that is being emptied.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct NodeLabel {
+    node: String,
 }
 
 /// What can be said of a tier: name, help, value.
@@ -84,9 +98,57 @@ impl Metrics {
         ] {
             registry.register(name, help, gauge(value));
         }
+        let repair = self.service.repair_report();
+        for (name, help, value) in [
+            ("tidepool_repair_copied", "Copies that other nodes were made to pull", repair.copied),
+            ("tidepool_repair_copied_bytes", "Bytes of those", repair.copied_bytes),
+            ("tidepool_repair_trimmed", "Copies that were too many here", repair.trimmed),
+            ("tidepool_repair_failed", "Copies that could not be made at once", repair.failed),
+            ("tidepool_hot_made", "Further copies of hot objects that other nodes were made to take", repair.hot.made),
+            ("tidepool_hot_dropped", "Further copies that went from here because they were cold", repair.hot.dropped),
+            ("tidepool_hot_copies", "Further copies of hot objects here", repair.hot.here),
+            ("tidepool_hot_bytes", "Bytes of those", repair.hot.here_bytes),
+        ] {
+            registry.register(name, help, gauge(value));
+        }
+        self.register_tasks(&mut registry).await?;
         let mut text = String::new();
         encode(&mut text, &registry).map_err(|error| Error::new(ErrorKind::Internal, "INTERNAL", error.to_string()))?;
         Ok(text)
+    }
+}
+
+impl Metrics {
+    /// Copies, moves and drains: the same on every node, since the catalog has them.
+    async fn register_tasks(&self, registry: &mut Registry) -> Result<(), Error> {
+        let tasks = Family::<TaskLabel, Gauge>::default();
+        for kind in ["copy", "move"] {
+            for state in ["waiting", "running", "done", "failed", "cancelled"] {
+                tasks.get_or_create(&TaskLabel { kind, state }).set(0);
+            }
+        }
+        for task in self.service.tasks(None, None, MAX_TASKS).await?.tasks {
+            let kind = match task.request.kind {
+                TaskKind::Copy => "copy",
+                TaskKind::Move => "move",
+            };
+            let state = match task.state {
+                TaskState::Waiting => "waiting",
+                TaskState::Running => "running",
+                TaskState::Done => "done",
+                TaskState::Failed(_) => "failed",
+                TaskState::Cancelled => "cancelled",
+            };
+            tasks.get_or_create(&TaskLabel { kind, state }).inc();
+        }
+        let left = Family::<NodeLabel, Gauge>::default();
+        for node in self.service.all_nodes().await?.iter().filter(|node| node.state == NodeState::Draining) {
+            let label = NodeLabel { node: node.node.to_string() };
+            left.get_or_create(&label).set(i64::try_from(node.replicas).unwrap_or(i64::MAX));
+        }
+        registry.register("tidepool_tasks", "Copies and moves that were asked for, of the last hour", tasks);
+        registry.register("tidepool_drain_copies_left", "Copies on a node that is being emptied", left);
+        Ok(())
     }
 }
 

@@ -19,7 +19,7 @@ use super::tasks::{self, TaskCommand};
 use super::tenants::{self, TenantCommand};
 use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
 use crate::folder::DataFolder;
-use crate::node::{Reconciled, RepairReport};
+use crate::node::{HotReport, Reconciled, RepairReport};
 use crate::plan;
 
 /// What to ask a node.
@@ -215,6 +215,10 @@ fn repair_table(report: &RepairReport) -> String {
     table.row(["too many, let go".into(), report.trimmed.to_string()]);
     table.row(["got while a put arrived".into(), report.fetched.to_string()]);
     table.row(["failed, tried again".into(), report.failed.to_string()]);
+    let HotReport { made, here, here_bytes, dropped } = report.hot;
+    table.row(["further copies of hot objects made".into(), made.to_string()]);
+    table.row(["of these here".into(), format!("{here} ({})", size(here_bytes))]);
+    table.row(["let go of, cold".into(), dropped.to_string()]);
     table.render()
 }
 

@@ -138,6 +138,10 @@ impl Config {
         let day = Duration::from_secs(24 * 3600);
         check("replicas.repair_grace", replicas.repair_grace.0 <= day, replicas.repair_grace, "0s to 24h")?;
         size("replicas.repair_bytes_per_second", replicas.repair_bytes_per_second, Size(0), Size(64 * GIB))?;
+        check("replicas.hot_copies", replicas.hot_copies <= 14, replicas.hot_copies, "0 to 14")?;
+        let reads = replicas.hot_reads_per_second;
+        check("replicas.hot_reads_per_second", (1..=1_000_000).contains(&reads), reads, "1 to 1000000")?;
+        check("replicas.hot_share", (0.0..=0.5).contains(&replicas.hot_share), replicas.hot_share, "0 to 0.5")?;
         let Labels { zone, rack, host } = &self.labels;
         let host = host.as_ref();
         for (field, label) in [("labels.zone", Some(zone)), ("labels.rack", Some(rack)), ("labels.host", host)] {

@@ -235,6 +235,13 @@ pub struct Replicas {
     pub repair_grace: Period,
     /// Most bytes a second that this node gives away to make copies anew: 0 (as fast as it goes) to 64 GiB, default 256 MiB.
     pub repair_bytes_per_second: Size,
+    /// Copies beyond what it is to have that an object gets while it is read much: 0 (none) to 14, default 2.
+    pub hot_copies: u8,
+    /// Reads a second by other nodes and their clients of one copy that make its object hot: 1 to 1,000,000, default 200. Less than
+    /// a quarter of it, and a further copy goes.
+    pub hot_reads_per_second: u32,
+    /// Share of this node's DRAM that further copies of hot objects take at most: 0 to 0.5, default 0.1.
+    pub hot_share: f64,
 }
 
 impl Default for Replicas {
@@ -244,6 +251,9 @@ impl Default for Replicas {
             placement: Placement::default(),
             repair_grace: Period::seconds(600),
             repair_bytes_per_second: Size(256 << 20),
+            hot_copies: 2,
+            hot_reads_per_second: 200,
+            hot_share: 0.1,
         }
     }
 }

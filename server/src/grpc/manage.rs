@@ -129,7 +129,7 @@ impl StoreApi {
     ) -> Result<proto::NoteLocalReadsReply, Error> {
         let keys = convert::keys(&request.keys)?;
         let tenant = self.tenant(&request.tenant).await?;
-        self.service.store().note_local_reads(tenant, &keys);
+        self.service.note_local_reads(tenant, &keys);
         Ok(proto::NoteLocalReadsReply {})
     }
 

@@ -123,6 +123,7 @@ impl NodeService {
             }
             let opened = self.inner.store.open(name.tenant, &name.key, location.version).await;
             if let Ok(Some(reader)) = opened {
+                self.inner.hot.note_read(name.tenant, [&name.key]);
                 let mut reader = ObjectReader::new(&location, reader, range)?;
                 reader.others = self.others(name, location, range.offset);
                 return Ok(Opened::Here(reader));
@@ -162,7 +163,15 @@ impl NodeService {
         {
             return Ok(ObjectReader::arriving(self.clone(), arriving));
         }
-        self.open_version(name, version, range).await
+        let reader = self.open_version(name, version, range).await?;
+        self.inner.hot.note_asked(name.tenant, &name.key, version);
+        Ok(reader)
+    }
+
+    /// Counts reads that other processes on this host did by themselves.
+    pub(crate) fn note_local_reads(&self, tenant: TenantId, keys: &[ObjectKey]) {
+        self.inner.store.note_local_reads(tenant, keys);
+        self.inner.hot.note_read(tenant, keys);
     }
 
     async fn open_version(

@@ -42,6 +42,7 @@ use tokio::sync::{Semaphore, SetOnce};
 use crate::error::Error;
 
 pub(crate) use beats::{NodeLoad, TierUse};
+pub use copies::hot::{HotConfig, HotReport};
 pub use copies::repair::{RepairConfig, RepairReport};
 pub(crate) use error::unknown_tenant;
 pub use get::ObjectReader;
@@ -100,6 +101,7 @@ struct Inner {
     /// For what a put starts from a thread of a connection.
     runtime: Handle,
     repairs: copies::repair::Repairs,
+    hot: copies::hot::Hot,
     beats: beats::Beats,
     quotas: quota::Quotas,
     /// Room for what clients acknowledge.
@@ -114,6 +116,7 @@ impl NodeService {
         max: u64,
         remotes: Remotes,
         (copies, placement): (Copies, Policy),
+        hot: HotConfig,
     ) -> Self {
         let sequence = AtomicU64::new(1);
         let (opened, catalog, reconciled) = (OnceLock::new(), SetOnce::new(), OnceLock::new());
@@ -135,6 +138,7 @@ impl NodeService {
                 fetched: copies::Fetched::default(),
                 runtime: Handle::current(),
                 repairs: copies::repair::Repairs::default(),
+                hot: copies::hot::Hot::new(hot),
                 beats: beats::Beats::default(),
                 quotas: quota::Quotas::default(),
                 acknowledgements: Arc::new(Semaphore::new(sessions::ACKNOWLEDGEMENTS)),

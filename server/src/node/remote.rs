@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -44,11 +45,20 @@ pub struct Remotes {
     clients: Arc<Mutex<Clients>>,
     /// Until when nodes are left alone.
     resting: Arc<Mutex<HashMap<NodeId, Instant>>>,
+    /// Whose turn it is of those that have further copies.
+    turn: Arc<AtomicUsize>,
 }
 
 impl Remotes {
     pub(crate) fn new(book: Arc<AddressBook>, token: Option<&str>, tls: Option<Tls>) -> Self {
-        Self { book, token: token.map(Arc::from), tls, clients: Arc::default(), resting: Arc::default() }
+        Self {
+            book,
+            token: token.map(Arc::from),
+            tls,
+            clients: Arc::default(),
+            resting: Arc::default(),
+            turn: Arc::default(),
+        }
     }
 
     /// Drops what is kept of a node that is gone for good.
@@ -67,7 +77,20 @@ impl Remotes {
 
     /// Where the nodes are that have it and that answer, as far as this one knows.
     pub(super) fn addresses(&self, location: &ObjectLocation) -> Vec<String> {
-        in_order(location).filter(|&node| !self.rests(node)).filter_map(|node| self.book.address(node)).collect()
+        self.in_order(location).filter(|&node| !self.rests(node)).filter_map(|node| self.book.address(node)).collect()
+    }
+
+    /// The nodes that have a copy, best first: those that stay before those that are being emptied, and those before those that
+    /// seem to be away. Readers of different objects begin with different ones; readers of one that has more copies than it is to
+    /// have, because it is hot, take turns.
+    fn in_order(&self, location: &ObjectLocation) -> impl Iterator<Item = NodeId> + use<> {
+        let mut copies = location.replicas.clone();
+        let is_hot = copies.len() > usize::from(location.copies.wanted());
+        let turn = if is_hot { self.turn.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        let first = usize::try_from(location.version.sequence).unwrap_or(0).wrapping_add(turn) % copies.len().max(1);
+        copies.rotate_left(first);
+        copies.sort_by_key(|copy| (copy.node_state, !copy.confirmed));
+        copies.into_iter().map(|copy| copy.replica.node)
     }
 
     pub(super) fn client(&self, node: NodeId, tenant: TenantId, tenant_name: &str, way: Way) -> Option<Client> {
@@ -101,16 +124,6 @@ impl Remotes {
     }
 }
 
-/// The nodes that have a copy, best first: those that stay before those that are being emptied, and those before those that
-/// seem to be away. Readers of different objects begin with different ones.
-fn in_order(location: &ObjectLocation) -> impl Iterator<Item = NodeId> {
-    let mut copies = location.replicas.clone();
-    let first = usize::try_from(location.version.sequence).unwrap_or(0) % copies.len().max(1);
-    copies.rotate_left(first);
-    copies.sort_by_key(|copy| (copy.node_state, !copy.confirmed));
-    copies.into_iter().map(|copy| copy.replica.node)
-}
-
 impl NodeService {
     /// Opens a copy on another node; `None` if no node that should have one gives it.
     pub(super) async fn open_elsewhere(
@@ -121,7 +134,7 @@ impl NodeService {
     ) -> Result<Option<ObjectStream>, Error> {
         let tenant_name = self.tenant_name(name.tenant).await?;
         let version = location.version.to_string();
-        for node in in_order(location) {
+        for node in self.inner.remotes.in_order(location) {
             if node == self.inner.node || self.inner.remotes.rests(node) {
                 continue;
             }
@@ -183,4 +196,45 @@ pub(super) fn from_client(error: &tidepool_client::Error) -> Error {
         _ => ErrorKind::Unavailable,
     };
     Error::new(kind, reason, format!("read from another node: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tidepool_metadata::catalog::{Copies, NodeState, Presence, ReplicaLocation};
+    use tidepool_metadata::{DataType, Durability, Incarnation, LogIndex, ReplicaId, VersionId};
+
+    use super::*;
+
+    #[test]
+    fn readers_take_turns_where_there_are_more_copies_than_wanted() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let book = AddressBook::open(folder.path().join("peers.json"));
+        let remotes = Remotes::new(Arc::new(book), None, None);
+        let copy = |node| ReplicaLocation {
+            replica: ReplicaId { node: NodeId(node), incarnation: Incarnation(1), sequence: 1 },
+            durability: Durability::Memory,
+            node_state: NodeState::Up,
+            confirmed: true,
+        };
+        let mut location = ObjectLocation {
+            version: VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence: 7 },
+            commit_index: LogIndex(1),
+            length: 1,
+            slice_bytes: 1,
+            data_type: DataType::default(),
+            checksums: vec![0],
+            group: None,
+            presence: Presence::Present,
+            copies: Copies::ONE,
+            replicas: (1..=3).map(copy).collect(),
+        };
+        let firsts = |location: &ObjectLocation| {
+            let mut firsts: Vec<_> = (0..30).filter_map(|_| remotes.in_order(location).next()).collect();
+            firsts.sort_unstable();
+            firsts.chunk_by(|one, other| one == other).map(<[_]>::len).collect::<Vec<_>>()
+        };
+        assert_eq!(firsts(&location), [10, 10, 10]);
+        location.copies = Copies::new(3, 1).expect("legal");
+        assert_eq!(firsts(&location), [30], "what lies in one node's memory is read there");
+    }
 }

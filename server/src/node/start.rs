@@ -26,7 +26,9 @@ use tidepool_tiers::{StoreConfig, TieredStore};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{NodeService, Remotes, RepairConfig, beats, copies, directory, free_list, liveness, reconcile, sessions};
+use super::{
+    HotConfig, NodeService, Remotes, RepairConfig, beats, copies, directory, free_list, liveness, reconcile, sessions,
+};
 use crate::error::Error;
 use crate::folder::DataFolder;
 
@@ -56,6 +58,8 @@ pub struct NodeConfig {
     pub placement: Policy,
     /// How copies are kept at their number.
     pub repair: RepairConfig,
+    /// Which objects get further copies because they are read much.
+    pub hot: HotConfig,
     /// Where this node stands.
     pub labels: Labels,
 }
@@ -91,18 +95,25 @@ struct CatalogForget {
     catalog: OnceLock<CatalogHandle>,
 }
 
+impl CatalogForget {
+    async fn ask(&self, replicas: Vec<ReplicaName>, mode: ForgetMode) -> Vec<ForgetAnswer> {
+        let count = replicas.len();
+        let Some(catalog) = self.catalog.get() else { return vec![ForgetAnswer::Unanswered; count] };
+        let names = replicas.into_iter().map(|name| (name.tenant, name.key, name.version, name.replica)).collect();
+        match catalog.forget(names, mode).await {
+            Ok(answers) if answers.len() == count => answers.into_iter().map(answer).collect(),
+            Ok(_) | Err(_) => vec![ForgetAnswer::Unanswered; count],
+        }
+    }
+}
+
 impl Forget for CatalogForget {
     fn forget(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, Vec<ForgetAnswer>> {
-        async move {
-            let count = replicas.len();
-            let Some(catalog) = self.catalog.get() else { return vec![ForgetAnswer::Unanswered; count] };
-            let names = replicas.into_iter().map(|name| (name.tenant, name.key, name.version, name.replica)).collect();
-            match catalog.forget(names, ForgetMode::EvenLast).await {
-                Ok(answers) if answers.len() == count => answers.into_iter().map(answer).collect(),
-                Ok(_) | Err(_) => vec![ForgetAnswer::Unanswered; count],
-            }
-        }
-        .boxed()
+        self.ask(replicas, ForgetMode::EvenLast).boxed()
+    }
+
+    fn forget_further(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, Vec<ForgetAnswer>> {
+        self.ask(replicas, ForgetMode::SurplusOnly).boxed()
     }
 
     fn lost(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, bool> {
@@ -145,6 +156,7 @@ impl Node {
             copies,
             placement,
             repair,
+            hot,
             labels,
         } = config;
         let Membership { formation, transport, addresses, remotes } = membership;
@@ -166,7 +178,7 @@ impl Node {
                 tracing::error!(%error, "the NVMe tier could not be scanned: what is only there is not served");
             }
         });
-        let service = NodeService::new(node, incarnation, store, max_object_bytes, remotes, (copies, placement));
+        let service = NodeService::new(node, incarnation, store, max_object_bytes, remotes, (copies, placement), hot);
         let (sender, outcome) = watch::channel(None);
         let join = Join { service: service.clone(), folder, forget, registration, transport, recovery, repair };
         let joining = tokio::spawn(async move {
@@ -265,6 +277,7 @@ impl Join {
             tokio::spawn(beats::run(service.clone(), catalog.clone())),
             tokio::spawn(free_list::run(service.clone(), catalog.clone())),
             tokio::spawn(copies::repair::run(service.clone(), catalog.clone(), repair)),
+            tokio::spawn(copies::hot::run(service.clone(), catalog.clone(), repair.bytes_per_second)),
             tokio::spawn(copies::tasks::run(service, catalog.clone(), repair)),
             tokio::spawn(sessions::sweep(catalog.clone())),
             tokio::spawn(liveness::watch(catalog.clone(), repair.grace)),

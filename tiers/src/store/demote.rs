@@ -1,6 +1,7 @@
 //! The evictor: keeps DRAM below its high watermark.
 //!
-//! Coldest replicas first: one that has an NVMe copy just loses its DRAM; one that has none is written to NVMe; and
+//! Copies first that are further ones than their objects are to have: the catalog is asked whether they may be forgotten. Then the
+//! coldest replicas: one that has an NVMe copy just loses its DRAM; one that has none is written to NVMe; and
 //! where there is no NVMe tier to write to, the catalog is asked whether the whole replica may be forgotten. All of it
 //! is local and continuous; only forgetting asks anybody.
 
@@ -41,6 +42,15 @@ enum Fate {
     Write(PerSlice<SharedSlice>, Arc<NvmeTier>),
     /// To be forgotten, if the catalog allows.
     Forget,
+    /// The same, as one that other nodes have enough of.
+    ForgetFurther,
+}
+
+/// A replica that the catalog is asked about.
+struct Asked {
+    id: EntryId,
+    name: ReplicaName,
+    is_further: bool,
 }
 
 /// How a replica's write to NVMe ended.
@@ -51,7 +61,7 @@ struct Demoted {
 
 /// Runs until the store goes away.
 pub(super) async fn run(store: Weak<Inner>) {
-    let mut unanswered: VecDeque<(EntryId, ReplicaName)> = VecDeque::new();
+    let mut unanswered: VecDeque<Asked> = VecDeque::new();
     loop {
         let Some(inner) = alive(&store) else { return };
         let pause = if unanswered.is_empty() { Duration::from_secs(1) } else { ASK_AGAIN };
@@ -62,11 +72,11 @@ pub(super) async fn run(store: Weak<Inner>) {
 }
 
 /// Demotes and forgets until DRAM is below the low watermark and what puts wait for is free, or nothing is left to go.
-async fn make_room(inner: &Arc<Inner>, unanswered: &mut VecDeque<(EntryId, ReplicaName)>) {
+async fn make_room(inner: &Arc<Inner>, unanswered: &mut VecDeque<Asked>) {
     let mut writes = FuturesUnordered::new();
     let mut writing_bytes = 0;
     let mut leaving_bytes = 0;
-    let mut forgetting: Vec<(EntryId, ReplicaName)> = unanswered.drain(..).collect();
+    let mut forgetting: Vec<Asked> = unanswered.drain(..).collect();
     let mut refused = 0_usize;
     // A write that failed is not repeated with the next one in the same round: forgetting makes room as well.
     let mut nvme_takes = true;
@@ -84,9 +94,10 @@ async fn make_room(inner: &Arc<Inner>, unanswered: &mut VecDeque<(EntryId, Repli
                     inner.demoting_bytes.fetch_add(victim.bytes + 1, Ordering::AcqRel);
                     writes.push(write(inner, victim.id, victim.name, victim.bytes, slices, nvme));
                 }
-                Fate::Forget => {
+                Fate::Forget | Fate::ForgetFurther => {
                     leaving_bytes += victim.bytes;
-                    forgetting.push((victim.id, victim.name));
+                    let is_further = matches!(victim.fate, Fate::ForgetFurther);
+                    forgetting.push(Asked { id: victim.id, name: victim.name, is_further });
                 }
             }
             if inner.excess() <= leaving_bytes {
@@ -141,6 +152,13 @@ impl Inner {
         let serves = serving.is_some();
         let nvme = serving.filter(|_| nvme_takes && self.nvme_writes() != WritePolicy::Never);
         let mut tables = self.state.lock();
+        while let Some(id) = tables.further.pop_first() {
+            let Some(entry) = tables.index.get_mut(id).filter(|entry| entry.is_settled()) else { continue };
+            entry.state = State::ForgetPending;
+            let (name, bytes) = (name_of(entry), entry.object_length);
+            tables.resident.remove(id);
+            return Some(Victim { id, name, bytes, fate: Fate::ForgetFurther });
+        }
         let id = tables.resident.evict()?;
         let entry = tables.index.get_mut(id)?;
         let (name, bytes) = (name_of(entry), entry.object_length);
@@ -256,16 +274,20 @@ async fn write(
 
 /// Proposes to forget; drops what was allowed, keeps what was refused, remembers what was not answered.
 /// Answers how many were forgotten.
-async fn forget(
-    inner: &Arc<Inner>,
-    batch: Vec<(EntryId, ReplicaName)>,
-    unanswered: &mut VecDeque<(EntryId, ReplicaName)>,
-) -> usize {
-    let names = batch.iter().map(|(_, name)| name.clone()).collect();
-    let answers = inner.forget.forget(names).await;
+async fn forget(inner: &Arc<Inner>, batch: Vec<Asked>, unanswered: &mut VecDeque<Asked>) -> usize {
+    let (further, others): (Vec<Asked>, Vec<Asked>) = batch.into_iter().partition(|asked| asked.is_further);
+    let names = |asked: &[Asked]| asked.iter().map(|asked| asked.name.clone()).collect::<Vec<_>>();
+    let mut answers = Vec::new();
+    if !further.is_empty() {
+        answers = inner.forget.forget_further(names(&further)).await;
+    }
+    if !others.is_empty() {
+        answers.extend(inner.forget.forget(names(&others)).await);
+    }
     let mut forgotten = 0;
     let mut tables = inner.state.lock();
-    for ((id, name), answer) in batch.into_iter().zip(answers) {
+    for (asked, answer) in further.into_iter().chain(others).zip(answers) {
+        let Asked { id, ref name, .. } = asked;
         let Some(entry) = tables.index.get_mut(id).filter(|entry| entry.is(name.version, name.replica)) else {
             continue;
         };
@@ -279,7 +301,7 @@ async fn forget(
                 entry.state = State::Complete;
                 tables.enter_order(id);
             }
-            ForgetAnswer::Unanswered => unanswered.push_back((id, name)),
+            ForgetAnswer::Unanswered => unanswered.push_back(asked),
         }
     }
     drop(tables);

@@ -108,6 +108,11 @@ impl Entry {
         self.other_replica.as_deref().copied().unwrap_or(own_replica(self.version))
     }
 
+    /// Whether it is complete, in DRAM, and nothing happens to it.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.dram.is_some() && self.state == State::Complete && self.activity == Activity::Idle
+    }
+
     /// Whether this is that copy of that version.
     pub(crate) fn is(&self, version: VersionId, replica: ReplicaId) -> bool {
         self.version == version && self.replica() == replica

@@ -34,7 +34,7 @@ mod recovery;
 mod report;
 mod scrub;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
@@ -59,7 +59,7 @@ use crate::StoreError;
 use crate::eviction::{Eviction, EvictionPolicy};
 use crate::memory::{MemoryTier, RecoveredSlices};
 use crate::nvme::{Location, NvmeTier, WritePolicy};
-use index::{Index, State};
+use index::{Entry, Index, State};
 use report::Counters;
 
 /// Settings of the store above its tiers.
@@ -127,6 +127,9 @@ pub trait Forget: Send + Sync + 'static {
     /// Answers in order, one a name. May take as long as the catalog does.
     fn forget(&self, replicas: Vec<ReplicaName>) -> futures::future::BoxFuture<'_, Vec<ForgetAnswer>>;
 
+    /// The same for replicas that other nodes have enough of, as far as that is still so: refused else.
+    fn forget_further(&self, replicas: Vec<ReplicaName>) -> futures::future::BoxFuture<'_, Vec<ForgetAnswer>>;
+
     /// Tells that these replicas are gone, whatever was promised of them. True when that is committed; else it is told again.
     fn lost(&self, replicas: Vec<ReplicaName>) -> futures::future::BoxFuture<'_, bool>;
 }
@@ -183,6 +186,8 @@ struct Tables {
     index: Index,
     /// Complete replicas with DRAM slices, coldest first out.
     resident: Box<dyn Eviction>,
+    /// Those of them that leave before any other, whatever the order says: copies beyond what their objects are to have.
+    further: BTreeSet<EntryId>,
     /// Promotions under way; readers wait on them instead of reading again.
     promotions: HashMap<EntryId, Arc<Notify>>,
 }
@@ -203,7 +208,12 @@ impl TieredStore {
         let inner = Arc::new(Inner {
             memory,
             nvme: RwLock::new(None),
-            state: Mutex::new(Tables { index: Index::default(), resident, promotions: HashMap::new() }),
+            state: Mutex::new(Tables {
+                index: Index::default(),
+                resident,
+                further: BTreeSet::new(),
+                promotions: HashMap::new(),
+            }),
             forget,
             counters: Counters::default(),
             room: Notify::new(),
@@ -253,6 +263,22 @@ impl TieredStore {
         drop(tables);
         self.inner.room.notify_waiters();
         true
+    }
+
+    /// Has a complete replica leave before any other when DRAM is full, forgotten ([`Forget::forget_further`]) and not demoted: a
+    /// further one than the object is to have. If that is refused it leaves in its turn. Answers whether it is here, in DRAM.
+    pub fn leaves_first(&self, name: &ReplicaName) -> bool {
+        let mut tables = self.inner.state.lock();
+        let found = tables.index.find_replica(name.tenant, name.key.as_bytes(), name.replica);
+        let Some(id) = found.filter(|&id| tables.index.get(id).is_some_and(Entry::is_settled)) else { return false };
+        tables.further.insert(id)
+    }
+
+    /// Bytes that DRAM takes before it is so full that demotion would go on.
+    #[must_use]
+    pub fn room_below_watermark(&self) -> u64 {
+        let usage = self.inner.memory.usage();
+        self.inner.watermark(self.inner.config.watermark_low).saturating_sub(usage.used + usage.reserved)
     }
 
     /// Whether the replica of that version is here, in any tier.
@@ -318,6 +344,7 @@ impl Inner {
     /// Takes the entry out of all tables; releases its NVMe records; its DRAM goes with the last hold.
     fn drop_entry(&self, tables: &mut Tables, id: EntryId) {
         tables.resident.remove(id);
+        tables.further.remove(&id);
         if let Some(entry) = tables.index.remove(id)
             && let Some(locations) = &entry.nvme
         {
@@ -365,7 +392,7 @@ impl Tables {
     }
 }
 
-fn name_of(entry: &index::Entry) -> ReplicaName {
+fn name_of(entry: &Entry) -> ReplicaName {
     ReplicaName { tenant: entry.tenant, key: entry.key.clone(), version: entry.version, replica: entry.replica() }
 }
 

@@ -30,6 +30,8 @@ pub(crate) enum Answers {
 pub(crate) struct ScriptedForget {
     answers: AtomicU8,
     pub(crate) asked: AtomicU64,
+    /// Of these further ones.
+    pub(crate) asked_further: AtomicU64,
     /// Replicas that were told to be gone.
     pub(crate) lost: AtomicU64,
 }
@@ -49,6 +51,11 @@ impl Forget for ScriptedForget {
             _ => ForgetAnswer::Unanswered,
         };
         async move { vec![answer; replicas.len()] }.boxed()
+    }
+
+    fn forget_further(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, Vec<ForgetAnswer>> {
+        self.asked_further.fetch_add(replicas.len() as u64, Ordering::SeqCst);
+        self.forget(replicas)
     }
 
     fn lost(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, bool> {

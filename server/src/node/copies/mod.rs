@@ -1,11 +1,13 @@
 //! Copies of objects on several nodes: made by puts ([`spread`], while their bytes come: [`arriving`]), pulled by the
-//! nodes that get them ([`pull`]), kept at their number ([`repair`]), and made where somebody wants them ([`tasks`]).
+//! nodes that get them ([`pull`]), kept at their number ([`repair`]), made where somebody wants them ([`tasks`]), and of what is read
+//! much ([`hot`]).
 //!
 //! A copy is always pulled by the node that gets it, from a node that has it: nobody else writes its memory. Nodes talk about
 //! copies in messages of the catalog's group, whose members have proved that they belong to the cluster.
 //! States and times: `docs/src/replicas.md`.
 
 pub(super) mod arriving;
+pub(super) mod hot;
 mod pull;
 pub(super) mod repair;
 pub(super) mod spread;

@@ -82,18 +82,31 @@ impl NodeService {
     /// own.
     pub(super) async fn pull_visible(
         &self,
-        Pulls { pulls, at_a_time }: Pulls,
+        Pulls { pulls, at_a_time, further }: Pulls,
     ) -> Result<Vec<Result<ReplicaId, Error>>, Error> {
         if pulls.len() > MOST_PULLS {
             return Err(malformed());
         }
         let (service, at_a_time) = (self.clone(), at_a_time.clamp(1, MOST_AT_A_TIME) as usize);
         let task = tokio::spawn(async move {
-            let deadline = Instant::now() + pull_time(pulls.iter().map(|pull| pull.length).sum());
+            let lengths: Vec<u64> = pulls.iter().map(|pull| pull.length).collect();
+            let bytes = lengths.iter().sum();
+            let hot = &service.inner.hot;
+            let _room = if further { Some(hot.room(&service, bytes)?) } else { None };
+            let deadline = Instant::now() + pull_time(bytes);
             let copies = stream::iter(pulls).map(|pull| service.get_copy(pull, deadline)).buffered(at_a_time);
-            service.add(copies.collect().await).await
+            let copies: Vec<_> = copies.collect().await;
+            let names: Vec<_> =
+                copies.iter().map(|copy| copy.as_ref().ok().map(|copied| copied.name.clone())).collect();
+            let added = service.add(copies).await;
+            for ((name, length), added) in names.into_iter().zip(lengths).zip(&added).filter(|_| further) {
+                if let (Some(name), Ok(_)) = (name, added) {
+                    hot.came(&service, name, length);
+                }
+            }
+            Ok(added)
         });
-        task.await.map_err(|_panic| error::unexpected("copies"))
+        task.await.unwrap_or_else(|_panic| Err(error::unexpected("copies")))
     }
 
     /// Has another node pull copies of visible versions, of so many bytes together; answers for each.

@@ -20,6 +20,7 @@ use tidepool_tiers::store::ReplicaName;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::hot::HotReport;
 use super::pull::{MOST_AT_A_TIME, MOST_PULLS};
 use crate::error::Error;
 use crate::node::{NodeService, get};
@@ -66,6 +67,8 @@ pub struct RepairReport {
     pub failed: u64,
     /// Copies of puts that this node began to get while their bytes arrived at another one.
     pub fetched: u64,
+    /// Further copies of objects that are read much.
+    pub hot: HotReport,
 }
 
 /// What repair and the node's other parts tell each other.
@@ -97,7 +100,7 @@ impl Repairs {
         self.fetched.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn report(&self) -> RepairReport {
+    fn report(&self, hot: HotReport) -> RepairReport {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         RepairReport {
             sweeping: self.sweeping.load(Ordering::Relaxed),
@@ -107,6 +110,7 @@ impl Repairs {
             trimmed: load(&self.trimmed),
             failed: load(&self.failed),
             fetched: load(&self.fetched),
+            hot,
         }
     }
 }
@@ -115,7 +119,7 @@ impl NodeService {
     /// What repair has done.
     #[must_use]
     pub fn repair_report(&self) -> RepairReport {
-        self.inner.repairs.report()
+        self.inner.repairs.report(self.inner.hot.report())
     }
 }
 
@@ -281,6 +285,8 @@ impl Sweep<'_> {
             match plan(&location, self.service.inner.node, self.candidates.len(), is_patient) {
                 Step::Nothing => {}
                 Step::Copy(count) => makings.push(self.making(&name, &location, count)),
+                Step::Trim
+                    if !self.is_draining && self.service.inner.hot.keeps(&name, &location, self.candidates.len()) => {}
                 Step::Trim => surplus.push(name),
             }
         }
@@ -309,7 +315,7 @@ impl Sweep<'_> {
             }
             let pulls = |places: &[usize]| places.iter().map(|&place| makings[place].pull.clone()).collect();
             let asked = messages.into_iter().map(|Message { node, places, bytes }| {
-                let pulls = Pulls { pulls: pulls(&places), at_a_time };
+                let pulls = Pulls { pulls: pulls(&places), at_a_time, further: false };
                 async move {
                     self.pace.wait(bytes).await;
                     (node, places, self.service.pulled_there(node, pulls, bytes).await)

@@ -195,7 +195,7 @@ impl Attempt<'_> {
     /// Why a node has not got its copy, if it says so. One that does not answer may have it, or will be absent.
     async fn pull_at(&self, target: NodeId, pull: Pull) -> Option<TaskFailure> {
         let within = patience(pull.length);
-        let ask = node_request::Ask::Pulls(Pulls { pulls: vec![pull], at_a_time: 1 });
+        let ask = node_request::Ask::Pulls(Pulls { pulls: vec![pull], at_a_time: 1, further: false });
         let answer = if target == self.service.inner.node {
             let words = NodeRequest { ask: Some(ask) }.encode_to_vec();
             let answer = tokio::time::timeout(within, self.service.answer_node(&words)).await.ok()?;
