@@ -58,7 +58,7 @@ pub use error::{Error, Refusal};
 pub use get::ObjectStream;
 pub use tasks::{Task, TaskKind, TaskListing, TaskState};
 pub use tidepool_metadata::{DataType, ErrorKind, ObjectKey};
-pub use tidepool_transfer::{LendableMemory, Tls, TransferError};
+pub use tidepool_transfer::{LendableMemory, Tls, TransferError, withdraw_all};
 pub use types::{
     BatchGot, BatchObject, Durability, Existence, GetOptions, Listed, Listing, Matching, Object, ObjectInfo,
     ObjectStat, PutDone, PutOptions, PutOutcome, RemoveOutcome, RemoveProgress, ReplicaStat, ServerInfo, StoredIn,

@@ -74,10 +74,18 @@ pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Se
     });
     let waited = waited.map_err(|stop| match stop {
         Stop::Panic(panic) => panicked(&*panic),
-        Stop::Signal(raised) => raised,
+        Stop::Signal(raised) => {
+            give_up();
+            raised
+        }
     });
     buffer::release_dropped(py);
     waited
+}
+
+/// Nobody waits for a call that may still be under way: what it puts may change from now on.
+fn give_up() {
+    tidepool_client::withdraw_all();
 }
 
 /// Why a call has no value.
@@ -199,6 +207,7 @@ fn await_it<'py, T: Send + 'static>(
     let on_done = PyCFunction::new_closure(py, None, None, move |args, _| -> PyResult<()> {
         if args.get_item(0)?.call_method0("cancelled")?.is_truthy()? {
             abort.abort();
+            give_up();
         }
         Ok(())
     })?;

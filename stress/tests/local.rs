@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 use tidepool_client::workload::Payload;
-use tidepool_client::{Client, GetOptions, Matching, PutOptions, StoredIn};
+use tidepool_client::{Client, GetOptions, LendableMemory, Matching, PutOptions, StoredIn};
 use tidepool_stress::node_process::{NodeOptions, NodeProcess, Place, program_beside};
 
 struct Host {
@@ -97,6 +98,49 @@ async fn a_local_read_makes_no_call_and_ends_with_the_nodes_word() {
     tokio::time::timeout(Duration::from_secs(20), expired).await.expect("a stopped node's word ends");
     host.signal(Signal::CONT);
     until_local(&reader, "one").await;
+}
+
+/// Lendable memory that comes back once nobody uses it.
+struct Returned(Option<LendableMemory>, Sender<LendableMemory>);
+
+impl AsRef<[u8]> for Returned {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_deref().unwrap()
+    }
+}
+
+impl Drop for Returned {
+    fn drop(&mut self) {
+        self.1.send(self.0.take().unwrap()).unwrap();
+    }
+}
+
+/// It copies from memory that has another value by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_frozen_node_copies_late_is_not_stored() {
+    let host = Host::start(64 << 20);
+    let (client, options) = (host.client(), PutOptions::default());
+    let (give_back, back) = std::sync::mpsc::channel();
+    let mut memory = LendableMemory::allocate(1 << 20).unwrap();
+    for round in 0..2 {
+        let lent = Returned(Some(memory), give_back.clone());
+        let puts = client.lent_puts();
+        let bytes = Bytes::from_owner(lent);
+        client.put(format!("before{round}"), bytes.clone(), &options).await.unwrap();
+        assert_eq!(client.lent_puts(), puts + 1);
+        host.signal(Signal::STOP);
+        let late = client.put(format!("late{round}"), bytes, &options).await;
+        assert_eq!(late.unwrap_err().reason(), "DEADLINE");
+        memory = back.recv().unwrap();
+        let old = Bytes::copy_from_slice(&memory);
+        memory.copy_from_slice(&value(round + 1, 1 << 20));
+        host.signal(Signal::CONT);
+        for _ in 0..20 {
+            let found = client.get(format!("late{round}")).await.unwrap();
+            assert!(found.is_none_or(|found| found.value == old), "another put's bytes");
+            client.put(format!("after{round}"), old.clone(), &options).await.unwrap();
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

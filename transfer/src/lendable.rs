@@ -8,6 +8,11 @@
 //! dropped it, nobody holds a [`Lendable`] of it for a transfer, and no node has it mapped: a node lets go of it when the
 //! connection ends, and a copy that it has begun before ends first.
 //!
+//! Its first page is not given out: its first word counts how often it was *withdrawn* ([`Lendable::withdraw`]), which its owner does
+//! when a node that may be copying from it has not answered and its bytes are about to change. A put says what the count was,
+//! and a node whose copy ended after it had changed refuses the put: what it copied may be another put's. The owner counts, then
+//! writes; the node copies, then looks: the order of a sequence lock.
+//!
 //! A fork shares it: parent and child see what the other writes. The child can lend it, too, over connections of its own.
 //! Locks here are held for moments, and tried rather than waited for: in the child, one that another thread held in the
 //! moment of the fork is never free again. What is not found for that reason is copied another way.
@@ -16,7 +21,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, RwLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
@@ -30,7 +35,10 @@ const TRIES: u32 = 10_000;
 /// The same where another way is near, for each slice of bytes.
 const FEW_TRIES: u32 = 100;
 
-/// By the address of the first byte.
+/// Bytes in front of those that are given out.
+const HEADER_BYTES: usize = 4096;
+
+/// By the address of the first byte that is given out.
 static ALL: RwLock<BTreeMap<usize, Weak<Inner>>> = RwLock::new(BTreeMap::new());
 
 /// Memory that nodes on this host can be lent. Its owner writes it; whoever shares it then (`Bytes::from_owner`) writes no more.
@@ -70,8 +78,9 @@ impl LendableMemory {
         if tidepool_io::available_bytes().is_some_and(|available| available < length as u64) {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
-        let memory = Memory::shared(length, PeerMapping::ReadOnly)?;
-        let start = memory.base().as_ptr().expose_provenance();
+        let whole = length.checked_add(HEADER_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Memory::shared(whole, PeerMapping::ReadOnly)?;
+        let start = memory.base().as_ptr().expose_provenance() + HEADER_BYTES;
         let inner = Arc::new(Inner { memory, range: start..start + length, lent: Mutex::default() });
         let mut all = tried(|| ALL.try_write()).ok_or(io::ErrorKind::WouldBlock)?;
         all.insert(start, Arc::downgrade(&inner));
@@ -83,18 +92,18 @@ impl Deref for LendableMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping lives while `self` does and all of it is backed. Others map it for reading only (the memfd is
-        // sealed), and this process writes it through `&mut self` alone.
-        unsafe { std::slice::from_raw_parts(self.0.memory.base().as_ptr(), self.0.range.len()) }
+        // SAFETY: the mapping lives while `self` does, all of it is backed, and it has `HEADER_BYTES` more than these. Others
+        // map it for reading only (the memfd is sealed), and this process writes these bytes through `&mut self` alone.
+        unsafe { std::slice::from_raw_parts(self.0.memory.base().as_ptr().add(HEADER_BYTES), self.0.range.len()) }
     }
 }
 
 impl DerefMut for LendableMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed exclusively. Whoever else keeps the memory (`Lendable`) reads it by no
-        // reference, and a node that copies it meanwhile does so in its own process: it finds by the checksum whether the
-        // bytes changed.
-        unsafe { std::slice::from_raw_parts_mut(self.0.memory.base().as_ptr(), self.0.range.len()) }
+        // reference, and a node that copies it meanwhile does so in its own process: it finds by the count of withdrawals or by
+        // the checksum whether the bytes may have changed.
+        unsafe { std::slice::from_raw_parts_mut(self.0.memory.base().as_ptr().add(HEADER_BYTES), self.0.range.len()) }
     }
 }
 
@@ -126,7 +135,18 @@ impl Lendable {
     pub fn offset_of(&self, bytes: &[u8]) -> Option<u64> {
         let Range { start, end } = self.0.range;
         let first = bytes.as_ptr().addr().checked_sub(start)?;
-        (first + bytes.len() <= end - start).then_some(first as u64)
+        (first + bytes.len() <= end - start).then_some((HEADER_BYTES + first) as u64)
+    }
+
+    /// How often it was withdrawn: a put from it says so.
+    #[must_use]
+    pub fn withdrawals(&self) -> u64 {
+        self.0.count().load(Ordering::SeqCst)
+    }
+
+    /// From here on no copy that is still under way is kept by a node: the bytes may change.
+    pub fn withdraw(&self) {
+        self.0.withdraw();
     }
 
     /// Has `lend` lend it to a node, unless it is lent already. `None`: the node does not take it, or did not a moment ago, or
@@ -178,7 +198,25 @@ impl Borrower {
     }
 }
 
+/// Withdraws all such memory of this process, for a caller that goes away in the middle of a put: other puts that are under way are
+/// refused, and repeated by their clients.
+pub fn withdraw_all() {
+    // Gone from the table is dropped, and no node keeps what it copies of that.
+    tried(|| ALL.try_read()).iter().flat_map(|all| all.values().filter_map(Weak::upgrade)).for_each(|it| it.withdraw());
+}
+
 impl Inner {
+    /// In the header of memory that is made here: there.
+    fn count(&self) -> &AtomicU64 {
+        &self.memory.words(1)[0]
+    }
+
+    fn withdraw(&self) {
+        self.count().fetch_add(1, Ordering::SeqCst);
+        // No write of the caller's comes before it.
+        fence(Ordering::SeqCst);
+    }
+
     fn take_back(&self, mut is_gone: impl FnMut(&(Borrower, State)) -> bool) {
         let Some(mut lent) = tried(|| self.lent.try_lock()) else { return };
         let gone: Vec<_> = lent.extract_if(.., |lent| is_gone(lent)).collect();
@@ -261,8 +299,8 @@ mod tests {
         let mut memory = LendableMemory::allocate(8192).expect("memory");
         memory[4096..4099].copy_from_slice(b"abc");
         let found = Lendable::of(&memory[4096..4099]).expect("in it");
-        assert_eq!(found.offset_of(&memory[4096..4099]), Some(4096));
-        assert_eq!(found.offset_of(&memory[..]), Some(0));
+        assert_eq!(found.offset_of(&memory[4096..4099]), Some(HEADER_BYTES as u64 + 4096));
+        assert_eq!(found.offset_of(&memory[..]), Some(HEADER_BYTES as u64));
         let other = LendableMemory::allocate(4096).expect("memory");
         assert_eq!(found.offset_of(&other), None);
         assert!(Lendable::of(&[7; 16]).is_none());

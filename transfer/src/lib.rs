@@ -68,7 +68,7 @@ pub use exchange::{Answer, Answered};
 pub use faulty::Faults;
 pub use handover::{LendOffer, Lent, REFUSED, TAKEN, take_offer};
 pub use landing::{Landed, Landing, Reading};
-pub use lendable::{Borrower, Lendable, LendableMemory};
+pub use lendable::{Borrower, Lendable, LendableMemory, withdraw_all};
 pub use loan::{Loan, Registered};
 pub use memory::{Memory, PeerMapping};
 pub use message::{Handler, Reply, Responder};

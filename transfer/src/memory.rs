@@ -150,7 +150,7 @@ impl Memory {
         usize::try_from(length).map_err(|_| invalid("the segment is longer than the address space"))
     }
 
-    /// The first `count` words, which others may be storing: to be loaded only. As many as there are, if that is fewer.
+    /// The first `count` words, which others may be storing: to be loaded only, unless they are this process's own. As many as there are, if that is fewer.
     #[must_use]
     pub fn words(&self, count: usize) -> &[AtomicU64] {
         let count = count.min(self.0.length / 8);

@@ -11,8 +11,8 @@ use tidepool_metadata::proto::{self, EngineMethod};
 use tidepool_transfer::{Answer, Answered, Failure, Landed, Reading, TransferError};
 use tonic::{Code, Status};
 
-use super::Link;
 use super::one_sided::{self, since_boot};
+use super::{Link, means};
 use crate::call::shown;
 use crate::error::{Error, Refusal};
 use crate::places::Elsewhere;
@@ -131,6 +131,11 @@ fn failed(operation: &'static str, began: Instant) -> impl Fn(TransferError) -> 
     }
 }
 
+/// Whether an error is what the node says, so that it no longer works on the call.
+fn is_answered(error: &Error) -> bool {
+    matches!(error, Error::Refused(refusal) if !refusal.is_transport)
+}
+
 impl Link {
     /// Whether an error says that the engine does not answer.
     pub(crate) fn is_lost(error: &Error) -> bool {
@@ -219,17 +224,22 @@ impl Link {
         let total: usize = values.iter().map(Bytes::len).sum();
         message.lengths = values.iter().map(|value| value.len() as u64).collect();
         let may_lend = || total >= STAGED_FROM && (self.is_here || self.one_sided.may_put(&self.engine, self.peer));
-        // Once more where the node has been restarted.
+        // Once more where the node has been restarted, or another put from this memory was not answered.
         for _ in 0..2 {
             let Some(placed) = may_lend().then(|| self.lending.place(values)).flatten() else { break };
             let mut message = message.clone();
-            placed.say(&mut message);
-            message.checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
+            placed.say(&mut message, values);
             match self.ask(operation, EngineMethod::Put, &message, &[], deadline) {
                 Err(error) if error.reason() == "NOT_LENT" => placed.forget(),
+                Err(error) if error.reason() == "WITHDRAWN" => {}
                 Err(error) if error.reason() == "NOT_READ" => self.one_sided.put_failed(),
-                answer => {
-                    let reply = answer?.0;
+                Err(error) => {
+                    if !is_answered(&error) {
+                        placed.withdraw();
+                    }
+                    return Err(error);
+                }
+                Ok((reply, _)) => {
                     self.lent_puts.fetch_add(1, Ordering::Relaxed);
                     self.one_sided.note_put(&message);
                     return Ok(reply);
@@ -240,13 +250,12 @@ impl Link {
             && let Some(staged) = self.staging.stage(values)
         {
             let mut message = message.clone();
-            staged.say(&mut message);
-            message.checksums.clone_from(&staged.checksums);
+            staged.say(&mut message, values);
             match self.ask(operation, EngineMethod::Put, &message, &[], deadline) {
                 Err(error) if error.reason() == "NOT_LENT" => self.staging.renew(),
                 Err(error) if error.reason() == "NOT_READ" => self.one_sided.put_failed(),
                 Err(error) => {
-                    if !matches!(&error, Error::Refused(refusal) if !refusal.is_transport) {
+                    if !is_answered(&error) {
                         staged.abandon();
                         self.staging.renew();
                     }
@@ -258,7 +267,7 @@ impl Link {
                 }
             }
         }
-        message.checksums = values.iter().map(|value| crc32fast::hash(value)).collect();
+        message.checksums = means::checksums(values);
         Ok(self.ask(operation, EngineMethod::Put, &message, values, deadline)?.0)
     }
 

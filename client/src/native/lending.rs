@@ -21,6 +21,7 @@ pub(super) struct Placed {
     memory: Lendable,
     loan: Arc<Loan>,
     offsets: Vec<u64>,
+    withdrawals: u64,
 }
 
 impl Lending {
@@ -36,14 +37,23 @@ impl Lending {
         let offset = |value: &Bytes| if value.is_empty() { Some(0) } else { memory.offset_of(value) };
         let offsets = values.iter().map(offset).collect::<Option<_>>()?;
         let loan = memory.lend(self.borrower, |memory| means.lend(memory))?;
-        Some(Placed { memory, loan, offsets })
+        let withdrawals = memory.withdrawals();
+        Some(Placed { memory, loan, offsets, withdrawals })
     }
 }
 
 impl Placed {
     /// Says where they lie, for the node.
-    pub(super) fn say(&self, message: &mut proto::PutItemsRequest) {
-        means::say(message, &self.loan, self.offsets.clone());
+    pub(super) fn say(&self, message: &mut proto::PutItemsRequest, values: &[Bytes]) {
+        means::say(message, &self.loan, self.offsets.clone(), values);
+        if let Some(memory) = &mut message.memory {
+            memory.withdrawals = Some(self.withdrawals);
+        }
+    }
+
+    /// The node has not answered, and may be copying still: it keeps nothing of that.
+    pub(super) fn withdraw(&self) {
+        self.memory.withdraw();
     }
 
     /// The node has it no more: it restarted. It is lent anew with the next values.

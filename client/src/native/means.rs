@@ -25,14 +25,22 @@ impl Means {
     }
 }
 
-/// Says where in lent memory the values of a message lie.
-pub(super) fn say(message: &mut proto::PutItemsRequest, loan: &Loan, offsets: Vec<u64>) {
+/// CRC-32 of each.
+pub(super) fn checksums(values: &[Bytes]) -> Vec<u32> {
+    values.iter().map(|value| crc32fast::hash(value)).collect()
+}
+
+/// Says where in lent memory the values of a message lie, and their checksums to a node that reads them from afar. One that copies
+/// them takes its own, of what it copied: there is no way between on which bytes could change, and the next put's bytes are
+/// kept away from it by other means (`withdrawals`; a staging slot without an answer is not used again).
+pub(super) fn say(message: &mut proto::PutItemsRequest, loan: &Loan, offsets: Vec<u64>, values: &[Bytes]) {
     match loan {
         Loan::Mapped(lent) => {
             let id = lent.id().to_le_bytes().to_vec().into();
-            message.memory = Some(proto::LentMemory { id, offsets });
+            message.memory = Some(proto::LentMemory { id, offsets, withdrawals: None });
         }
         Loan::Registered(registered) => {
+            message.checksums = checksums(values);
             let ticket = registered.ticket();
             message.readable = Some(proto::ReadableMemory {
                 port: registered.port().into(),

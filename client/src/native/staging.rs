@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crc32fast::Hasher;
 use tidepool_metadata::proto;
 use tidepool_transfer::{Loan, Memory, PeerMapping};
 
@@ -15,8 +14,6 @@ use super::means::{self, Means};
 /// Bytes of a slot: the largest group of values that is staged.
 pub(super) const SLOT_BYTES: usize = 4 << 20;
 const SLOTS: usize = 8;
-/// Copied and summed up at a time, so that the sum reads from the cache.
-const STEP_BYTES: usize = 64 << 10;
 /// How long a node that took no memory is left alone.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -44,8 +41,6 @@ pub(super) struct Staged {
     ring: Arc<Ring>,
     slot: Option<usize>,
     offsets: Vec<u64>,
-    /// CRC-32 of each.
-    pub(super) checksums: Vec<u32>,
 }
 
 impl Staging {
@@ -59,18 +54,12 @@ impl Staging {
         let ring = self.ring().filter(|_| total <= SLOT_BYTES)?;
         let slot = ring.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
         // From here on the slot is given back whatever happens.
-        let (offsets, checksums) = (Vec::with_capacity(values.len()), Vec::with_capacity(values.len()));
-        let mut staged = Staged { ring, slot: Some(slot), offsets, checksums };
+        let mut staged = Staged { ring, slot: Some(slot), offsets: Vec::with_capacity(values.len()) };
         let mut at = (slot * SLOT_BYTES) as u64;
         for value in values {
+            staged.ring.memory.write_at(at, value).ok()?;
             staged.offsets.push(at);
-            let mut sum = Hasher::new();
-            for step in value.chunks(STEP_BYTES) {
-                staged.ring.memory.write_at(at, step).ok()?;
-                sum.update(step);
-                at += step.len() as u64;
-            }
-            staged.checksums.push(sum.finalize());
+            at += value.len() as u64;
         }
         Some(staged)
     }
@@ -108,8 +97,8 @@ impl Staging {
 
 impl Staged {
     /// Says where they lie, for the node.
-    pub(super) fn say(&self, message: &mut proto::PutItemsRequest) {
-        means::say(message, &self.ring.loan, self.offsets.clone());
+    pub(super) fn say(&self, message: &mut proto::PutItemsRequest, values: &[Bytes]) {
+        means::say(message, &self.ring.loan, self.offsets.clone(), values);
     }
 
     /// The node has not answered, and may be copying still: the room is not used again.

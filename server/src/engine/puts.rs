@@ -1,6 +1,7 @@
 //! Puts: their values come behind the message, as they come or all at once, or lie in lent memory.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
@@ -66,14 +67,34 @@ impl Put {
     }
 
     /// Brings the values to their places.
+    ///
+    /// # Errors
+    /// `WITHDRAWN` if their memory is another's by then; nothing is kept.
     async fn fill(&self, api: &StoreApi, values: Vec<Value<'_>>) -> Result<FilledBatch, Error> {
+        let lent = match values.first() {
+            Some(Value::Lent { memory, .. }) => Some(memory.clone()),
+            _ => None,
+        };
         let tenant = api.tenant(&self.message.tenant).await?;
         let items = self.names(tenant).zip(values).enumerate().map(|(position, (name, value))| PutItem {
             name,
             value,
             checksum: self.message.checksums.get(position).copied(),
         });
-        Ok(api.service.fill_batch(items.collect(), &self.options).await)
+        let filled = api.service.fill_batch(items.collect(), &self.options).await;
+        // No byte was read after this word.
+        fence(Ordering::Acquire);
+        let withdrawals = lent.and_then(|memory| Some(memory.words(1).first()?.load(Ordering::Relaxed)));
+        if self
+            .message
+            .memory
+            .as_ref()
+            .is_some_and(|memory| memory.withdrawals.is_some_and(|then| withdrawals != Some(then)))
+        {
+            let message = "another put from this memory had no answer: what was copied may be other bytes".into();
+            return Err(Error::new(ErrorKind::Conflict, "WITHDRAWN", message).field("memory"));
+        }
+        Ok(filled)
     }
 }
 

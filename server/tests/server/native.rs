@@ -420,8 +420,9 @@ async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
     let engine = Engine::start(Settings::default()).unwrap();
     let soon = || std::time::Instant::now() + Duration::from_secs(10);
     let peer = engine.connect(&server.server.addresses().engine.unwrap().to_string(), soon()).unwrap();
-    let put = |key: &'static str, offset: u64, length: u64, checksums: &[u32]| {
-        let memory = proto::LentMemory { id: lent.id().to_le_bytes().to_vec().into(), offsets: vec![offset] };
+    let put_when = |withdrawals: Option<u64>, key: &'static str, offset: u64, length: u64, checksums: &[u32]| {
+        let id = lent.id().to_le_bytes().to_vec().into();
+        let memory = proto::LentMemory { id, offsets: vec![offset], withdrawals };
         let (keys, lengths, checksums) = (vec![key.into()], vec![length], checksums.to_vec());
         let message = proto::PutItemsRequest { keys, lengths, checksums, memory: Some(memory), ..Default::default() };
         let request = envelope::request(EngineMethod::Put, Duration::from_secs(5), &message);
@@ -431,6 +432,7 @@ async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
         let reason = |refusal: proto::Refusal| proto::ErrorDetail::decode(&refusal.details[..]).unwrap().reason;
         if is_done { "done".to_owned() } else { reason(proto::Refusal::decode(message).unwrap()) }
     };
+    let put = |key, offset, length, checksums: &[u32]| put_when(None, key, offset, length, checksums);
     assert_eq!(put("k", 100, 8000, &[]), "done");
     assert!(client(&server).get("k").await.unwrap().expect("just put").value == bytes[100..8100]);
     assert_eq!(put("beyond", 1, 8192, &[]), "BAD_RANGE");
@@ -442,6 +444,11 @@ async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
     assert!(client(&server).get("changed").await.unwrap().is_none());
     memory.write_at(8191, &bytes[8191..]).unwrap();
     assert_eq!(put("changed", 0, 8192, &[sum]), "done");
+    // The first word is another than when the put began, or there is none.
+    let count = u64::from_le_bytes(*bytes.first_chunk().unwrap());
+    assert_eq!(put_when(Some(count + 1), "withdrawn", 100, 8000, &[]), "WITHDRAWN");
+    assert!(client(&server).get("withdrawn").await.unwrap().is_none());
+    assert_eq!(put_when(Some(count), "withdrawn", 100, 8000, &[]), "done");
     let gone = lent.id();
     drop(lent);
     let lent = tokio::task::block_in_place(|| Lent::new(&socket, &memory)).unwrap();
@@ -449,7 +456,7 @@ async fn lent_memory_is_copied_within_its_bounds_and_gone_with_its_lender() {
     let message = proto::PutItemsRequest {
         keys: vec!["late".into()],
         lengths: vec![1],
-        memory: Some(proto::LentMemory { id: gone.to_le_bytes().to_vec().into(), offsets: vec![0] }),
+        memory: Some(proto::LentMemory { id: gone.to_le_bytes().to_vec().into(), offsets: vec![0], withdrawals: None }),
         ..Default::default()
     };
     let request = envelope::request(EngineMethod::Put, Duration::from_secs(5), &message);
