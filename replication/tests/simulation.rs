@@ -1,5 +1,6 @@
-//! Several cores under one seed: simulated clock, network (delay, loss, repetition, partitions) and disks (what was not synced
-//! is lost in a crash). Nothing here is random but the seed's numbers, so a seed that fails, fails again.
+//! Several cores under one seed: simulated clock, network (delay, loss, repetition, partitions) and disks (writes take a while,
+//! stall for seconds, fail for good; of those that were not done a crash leaves any number of the first ones, and what was not
+//! synced is lost). Nothing here is random but the seed's numbers, so a seed that fails, fails again.
 //!
 //! Laws: members apply the same entries in the same order; a command that was answered is applied exactly once, one that was
 //! certainly refused never, and none twice; a linearizable read sees every command that was answered before it began; and when
@@ -7,7 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -60,6 +61,48 @@ struct Disk {
     cached: Pages,
     durable: Pages,
     flushed: u64,
+    /// Writes under way, in order.
+    queue: VecDeque<Write>,
+    /// How many writes were given to it.
+    given: u64,
+    /// Up to which of them `durable` is.
+    synced: u64,
+}
+
+/// A write that is under way: what the disk has afterwards.
+#[derive(Clone)]
+struct Write {
+    place: u64,
+    pages: Pages,
+    sync: bool,
+    /// Whom to tell.
+    number: Option<u64>,
+}
+
+impl Disk {
+    /// Begins to write what is cached.
+    fn write_later(&mut self, sync: bool, number: Option<u64>) {
+        self.given += 1;
+        self.queue.push_back(Write { place: self.given, pages: self.cached.clone(), sync, number });
+    }
+
+    /// Has all of it.
+    fn sync(&mut self) {
+        self.given += 1;
+        (self.durable, self.synced) = (self.cached.clone(), self.given);
+    }
+
+    /// The first `count` writes are done; answers the highest number to tell.
+    fn done(&mut self, count: usize) -> Option<u64> {
+        let done: Vec<_> = self.queue.drain(..count).collect();
+        let last_synced = done.iter().rposition(|write| write.sync);
+        if let Some(Write { place, pages, .. }) = last_synced.map(|place| &done[place])
+            && *place > self.synced
+        {
+            (self.durable, self.synced) = (pages.clone(), *place);
+        }
+        done.iter().filter_map(|write| write.number).next_back()
+    }
 }
 
 #[derive(Clone)]
@@ -159,6 +202,7 @@ impl LogStore for SimulatedLog {
         entries: Vec<Entry>,
         hard_state: Option<HardState>,
         must_sync: bool,
+        later: Option<u64>,
     ) -> Result<(), GroupError> {
         let is_alone = self.members.all() == [self.member];
         assert!(must_sync || entries.is_empty() || is_alone, "others count on what this voter has");
@@ -176,8 +220,10 @@ impl LogStore for SimulatedLog {
             must_sync |= vote(&hard_state) != vote(&disk.cached.hard_state);
             disk.cached.hard_state = hard_state;
         }
-        if must_sync {
-            disk.durable = disk.cached.clone();
+        match later {
+            Some(number) => disk.write_later(must_sync, Some(number)),
+            None if must_sync => disk.sync(),
+            None => {}
         }
         Ok(())
     }
@@ -188,10 +234,16 @@ impl LogStore for SimulatedLog {
     }
 
     fn set_members(&mut self, members: Members) -> Result<(), GroupError> {
-        self.members = members.clone();
+        let is_alone = |members: &Members| members.all() == [self.member];
+        let changes = is_alone(&self.members) != is_alone(&members);
         let mut disk = self.disk.lock();
-        disk.durable = disk.cached.clone();
-        disk.cached.members = members;
+        disk.cached.members = members.clone();
+        if changes {
+            disk.sync();
+        } else {
+            disk.write_later(false, None);
+        }
+        self.members = members;
         Ok(())
     }
 
@@ -201,6 +253,7 @@ impl LogStore for SimulatedLog {
             let term = disk.cached.entries[&through].term;
             disk.cached.entries = disk.cached.entries.split_off(&(through + 1));
             disk.cached.compacted = Position { index: through, term };
+            disk.write_later(false, None);
         }
         Ok(())
     }
@@ -216,7 +269,7 @@ impl LogStore for SimulatedLog {
         if pages.hard_state.term < position.term {
             (pages.hard_state.term, pages.hard_state.vote) = (position.term, 0);
         }
-        disk.durable = disk.cached.clone();
+        disk.sync();
         Ok(())
     }
 
@@ -362,6 +415,10 @@ struct Node {
     down_until: u64,
     /// Stopped, with its messages waiting.
     frozen_until: u64,
+    /// Its disk does nothing.
+    stalled_until: u64,
+    /// The next write that its disk does fails.
+    disk_fails: bool,
 }
 
 /// When it arrives, a number of its own, from where, where to, and what.
@@ -378,6 +435,8 @@ struct World {
     laws: Arc<Mutex<Laws>>,
     next: u64,
     trouble: bool,
+    /// Disks that failed.
+    failures: u64,
 }
 
 impl World {
@@ -392,6 +451,7 @@ impl World {
             laws: Arc::default(),
             next: 1,
             trouble: false,
+            failures: 0,
         }
     }
 
@@ -399,7 +459,7 @@ impl World {
         let node = NodeId(node);
         let member = members.of(node).unwrap();
         let pages = Pages { members, ..Pages::default() };
-        let disk = Disk { cached: pages.clone(), durable: pages, flushed: 0 };
+        let disk = Disk { cached: pages.clone(), durable: pages, ..Disk::default() };
         let host = SimulatedHost {
             laws: Arc::clone(&self.laws),
             out: Vec::new(),
@@ -411,7 +471,19 @@ impl World {
         };
         let skew = self.random.below(5_000) * MILLI;
         let disk = Arc::new(Mutex::new(disk));
-        let new = Node { core: None, host, disk, member, life: 0, skew, down_until: 0, frozen_until: 0 };
+        let (down_until, frozen_until, stalled_until) = (0, 0, 0);
+        let new = Node {
+            core: None,
+            host,
+            disk,
+            member,
+            life: 0,
+            skew,
+            down_until,
+            frozen_until,
+            stalled_until,
+            disk_fails: false,
+        };
         self.nodes.insert(node, new);
         self.boot(node);
     }
@@ -428,6 +500,7 @@ impl World {
         known.life += 1;
         let members = {
             let mut disk = known.disk.lock();
+            disk.queue.clear();
             disk.cached = disk.durable.clone();
             disk.flushed = known.host.image.position.index;
             disk.cached.members.clone()
@@ -448,6 +521,11 @@ impl World {
     fn crash(&mut self, node: NodeId) {
         let known = self.nodes.get_mut(&node).unwrap();
         known.core = None;
+        // Some of what was under way may have come to the disk, told or not.
+        let mut disk = known.disk.lock();
+        let reached = self.random.below(disk.queue.len() as u64 + 1);
+        disk.done(usize::try_from(reached).unwrap());
+        drop(disk);
         (known.host.fetching, known.host.staged) = (None, None);
         known.host.out.clear();
         // Whoever waited there has gone with it.
@@ -521,8 +599,32 @@ impl World {
             if known.core.is_none() && known.down_until <= self.now {
                 self.boot(node);
             }
+            self.write(node);
             self.with(node, |core, now, host| core.tick(now, host));
             self.copy_image(node);
+        }
+    }
+
+    /// A disk does some of what it was given.
+    fn write(&mut self, node: NodeId) {
+        let known = self.nodes.get_mut(&node).unwrap();
+        if known.core.is_none() || known.stalled_until > self.now {
+            return;
+        }
+        let waiting = known.disk.lock().queue.len();
+        if waiting == 0 {
+            return;
+        }
+        if std::mem::take(&mut known.disk_fails) {
+            // Whoever is told of a failure never uses the disk again; the next life finds what there is.
+            self.failures += 1;
+            return self.crash(node);
+        }
+        // Mostly all of it.
+        let count = if self.random.one_in(3) { self.random.below(waiting as u64 + 1) } else { waiting as u64 };
+        let told = known.disk.lock().done(usize::try_from(count).unwrap());
+        if let Some(number) = told {
+            self.with(node, |core, now, host| core.written(now, number, host));
         }
     }
 
@@ -564,7 +666,7 @@ impl World {
         let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
         let node = nodes[usize::try_from(self.random.below(nodes.len() as u64)).unwrap()];
         let until = self.now + (100 + self.random.below(1_500)) * MILLI;
-        match self.random.below(9) {
+        match self.random.below(12) {
             0 | 1 if self.nodes[&node].core.is_some() => {
                 self.crash(node);
                 self.nodes.get_mut(&node).unwrap().down_until = until;
@@ -584,6 +686,8 @@ impl World {
                 let target = nodes[usize::try_from(self.random.below(nodes.len() as u64)).unwrap()];
                 self.with(node, |core, _, host| core.change(MemberChange::Transfer(target), (), host));
             }
+            8 | 9 => self.nodes.get_mut(&node).unwrap().stalled_until = until,
+            10 => self.nodes.get_mut(&node).unwrap().disk_fails = true,
             _ => self.flush(node),
         }
     }
@@ -594,10 +698,19 @@ impl World {
         if let Some(core) = &mut known.core {
             known.host.image = known.host.applied.clone();
             let index = known.host.image.position.index;
-            known.disk.lock().flushed = index;
+            let mut disk = known.disk.lock();
+            disk.flushed = index;
+            if core.store().members().all() != [known.member] {
+                let durable = &disk.durable;
+                let last = SimulatedLog::last_of(durable);
+                assert!(
+                    last >= index,
+                    "node {node} has applied {index}, and only entries up to {last} are on its disk"
+                );
+            }
             // A flush waits for the log: what is in the image is durable there.
-            let cached = known.disk.lock().cached.clone();
-            known.disk.lock().durable = cached;
+            disk.sync();
+            drop(disk);
             core.store_mut().compact(index).unwrap();
         }
     }
@@ -619,7 +732,8 @@ impl World {
     }
 }
 
-fn run(seed: u64) -> (u64, u64) {
+/// A group of one that two others have joined.
+fn three(seed: u64) -> World {
     let mut world = World::new(seed);
     let founder = MemberId::new(NodeId(1), 0);
     world.add(1, Members::alone(founder));
@@ -643,7 +757,12 @@ fn run(seed: u64) -> (u64, u64) {
         world.nodes.values().all(votes)
     };
     world.run_until("all three vote", 10_000, all_vote);
+    world
+}
 
+/// How much was answered and read, and how many disks failed.
+fn run(seed: u64) -> (u64, u64, u64) {
+    let mut world = three(seed);
     world.trouble = true;
     let end = world.now + TROUBLE * MILLI;
     while world.now < end {
@@ -658,7 +777,7 @@ fn run(seed: u64) -> (u64, u64) {
     world.trouble = false;
     world.cut.clear();
     for node in world.nodes.values_mut() {
-        (node.down_until, node.frozen_until) = (0, 0);
+        (node.down_until, node.frozen_until, node.stalled_until, node.disk_fails) = (0, 0, 0, false);
     }
     world.run_until("everybody is answered", REST, |world| {
         let laws = world.laws.lock();
@@ -675,7 +794,7 @@ fn run(seed: u64) -> (u64, u64) {
     }
     let laws = world.laws.lock();
     assert!(laws.answered.is_subset(&first.commands), "an answered command is lost");
-    (laws.answered.len() as u64, laws.reads_done)
+    (laws.answered.len() as u64, laws.reads_done, world.failures)
 }
 
 #[test]
@@ -684,14 +803,39 @@ fn the_laws_hold_under_every_seed() {
         run(seed);
         return;
     }
-    let (mut answered, mut read) = (0, 0);
+    let (mut answered, mut read, mut failed) = (0, 0, 0);
     for seed in 1..=SEEDS {
         let outcome = std::panic::catch_unwind(|| run(seed));
-        let (commands, reads) =
+        let (commands, reads, failures) =
             outcome.unwrap_or_else(|_| panic!("seed {seed} fails: run it alone with TIDEPOOL_SEED={seed}"));
-        (answered, read) = (answered + commands, read + reads);
+        (answered, read, failed) = (answered + commands, read + reads, failed + failures);
     }
     assert!(answered > SEEDS * 200 && read > SEEDS * 100, "the load was real: {answered} commands, {read} reads");
+    assert!(failed > SEEDS, "disks failed: {failed}");
+}
+
+/// The leader's disk stands still for longer than many elections: it goes on leading, and what others ask it to log is
+/// answered by them, since the two of them have it. Then its own callers are.
+#[test]
+fn a_leader_whose_disk_stalls_leads_on() {
+    for seed in 1..=SEEDS / 3 {
+        let mut world = three(seed);
+        let leader = world.leader().unwrap();
+        let term = world.nodes[&leader].core.as_ref().unwrap().view().term;
+        let end = world.now + 3_000 * MILLI;
+        world.nodes.get_mut(&leader).unwrap().stalled_until = end;
+        let mut waits = 0;
+        while world.now < end {
+            world.step();
+            world.load();
+            let view = world.nodes[&leader].core.as_ref().unwrap().view();
+            assert_eq!((view.role, view.term), (Role::Leader, term), "seed {seed}");
+            let laws = world.laws.lock();
+            waits = laws.open.iter().filter(|id| **id % 16 != u64::from(leader.0)).count();
+        }
+        assert!(waits < 20, "seed {seed}: {waits} commands of followers wait for the leader's disk");
+        world.run_until("everybody is answered", 1_000, |world| world.laws.lock().open.is_empty());
+    }
 }
 
 /// A group of one that loses power again and again: all is lost that the disk had not, and nothing that was to outlive that.

@@ -1,10 +1,10 @@
 //! The Raft thread: gives the [`Core`] what comes in and carries out what it decides.
 //!
-//! Group commit: all commands that wait share entries, and all entries of one turn share one synced write; what comes in
-//! during that write is the next turn. So throughput grows with the number of callers and a lone caller waits for one
-//! write.
+//! Group commit: all commands that wait share entries, and all entries of one turn share one write; what comes in during a write
+//! is synced with the next one. So throughput grows with the number of callers and a lone caller waits for one write. Only a
+//! voter that is alone writes on this thread.
 //!
-//! Messages are looked at before time is: after a long write this voter does not take its own silence for the leader's.
+//! Messages are looked at before time is: after a long wait this voter does not take its own silence for the leader's.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -174,8 +174,11 @@ impl<S: StateMachine> Driver<S> {
 
     fn take(&mut self, input: Input<S::Outcome>) -> Result<(), GroupError> {
         let Self { core, threads, .. } = self;
-        let Input { proposals, messages, reads, changes, fetched, flushed, stop: _ } = input;
+        let Input { proposals, messages, reads, changes, fetched, flushed, written, stop: _ } = input;
         let now = now(&threads.shared);
+        if let Some(number) = written {
+            core.written(now, number, threads);
+        }
         for message in messages {
             core.receive(now, &message, threads)?;
         }

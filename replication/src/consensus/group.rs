@@ -99,7 +99,8 @@ impl Group {
         let calls = Arc::new(Calls::new(log.member(), group, Arc::clone(&transport)));
         let image = Arc::new(Mutex::new(Some(image)));
         let offers = Arc::new(Offers::new(path, Arc::clone(&image)));
-        let (unsynced, start) = (log.unsynced(), state.position);
+        let (log_writer, start) = (log.writer(), state.position);
+        let unsynced = log.unsynced();
         let shared = Arc::new(Shared::new(config, limits, ballast, state));
         let dirty = Arc::new(Dirty::default());
         let (sender, receiver) = mpsc::sync_channel(APPLY_TURNS);
@@ -112,6 +113,8 @@ impl Group {
         let mut group =
             Self { stop: Box::new(move || stop.stop()), running, threads: Vec::new(), answerer: Arc::default() };
         let (ended, flushing) = (EndOnDrop(Arc::clone(&dirty)), Arc::clone(&dirty));
+        let writing = Arc::clone(&shared);
+        group.spawn(&shared, "log", move || log_writer.run(|number| writing.inbox.written(number)))?;
         group.spawn(&shared, "raft", move || {
             driver.run();
             Ok(())

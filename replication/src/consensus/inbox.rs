@@ -45,6 +45,8 @@ pub(super) struct Input<O> {
     pub(super) fetched: Option<Option<(Position, Members)>>,
     /// The image is flushed up to here.
     pub(super) flushed: Option<LogIndex>,
+    /// The log is written up to the batch of this number.
+    pub(super) written: Option<u64>,
     pub(super) stop: bool,
 }
 
@@ -65,6 +67,7 @@ struct State<O> {
     changes: Vec<(Change, Changer)>,
     fetched: Option<Option<(Position, Members)>>,
     flushed: Option<LogIndex>,
+    written: Option<u64>,
     stop: bool,
     /// The Raft thread waits for room, not for work.
     wants_room: bool,
@@ -73,7 +76,7 @@ struct State<O> {
 impl<O> State<O> {
     fn has_news(&self) -> bool {
         let quiet = self.messages.is_empty() && self.reads.is_empty() && self.changes.is_empty();
-        !quiet || self.stop || self.flushed.is_some() || self.fetched.is_some()
+        !quiet || self.stop || self.written.is_some() || self.flushed.is_some() || self.fetched.is_some()
     }
 }
 
@@ -89,6 +92,7 @@ impl<O> Inbox<O> {
             changes: Vec::new(),
             fetched: None,
             flushed: None,
+            written: None,
             stop: false,
             wants_room: false,
         };
@@ -202,6 +206,7 @@ impl<O> Inbox<O> {
             changes: std::mem::take(&mut state.changes),
             fetched: state.fetched.take(),
             flushed: state.flushed.take(),
+            written: state.written.take(),
             stop: state.stop,
         }
     }
@@ -216,6 +221,12 @@ impl<O> Inbox<O> {
     /// Says how far the image is flushed.
     pub(super) fn flushed(&self, index: LogIndex) {
         self.state.lock().flushed = Some(index);
+        self.wake.notify_one();
+    }
+
+    /// Says how far the log is written.
+    pub(super) fn written(&self, number: u64) {
+        self.state.lock().written = Some(number);
         self.wake.notify_one();
     }
 

@@ -15,23 +15,28 @@
 //! Invariants: indices are dense from `compacted + 1` to `last`; terms never fall; `compacted` is never above the index
 //! of the flushed image.
 //!
-//! Durability: [`Log::append`] returns when the batch is on disk (`fsync`) or with the kernel (`os`, or if the caller says that
-//! it may; term and vote are synced even then). A failed write is final: the caller stops.
+//! Durability: a batch counts as written when it is on disk (`fsync`) or with the kernel (`os`, or if the caller says that
+//! it may; term and vote are synced even then). Batches are written by a thread of their own ([`writer`]), in the order in which
+//! they are given to it, so that a slow disk holds up neither heartbeats nor what is sent to others; or at once, where nobody
+//! else counts on this voter. What is not written yet is read from memory. A failed write is final: the caller stops.
 //! Crash: the last record of the write-ahead log may be cut, which was acknowledged to nobody; any other damage makes
 //! the database refuse to open (`TolerateCorruptedTailRecords`, no recycled logs). Where not all is synced, a loss of power
 //! leaves what is whole before the first damage ([`boot`]). What RocksDB cannot see, such as a
 //! missing file whose entries leave a gap, is found when all entries are read at the start.
 
+mod writer;
+
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use protobuf::Message;
 use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
-use rocksdb::{DB, DBRecoveryMode, IteratorMode, Options, WriteBatch, WriteOptions};
+use rocksdb::{DB, DBRecoveryMode, IteratorMode, Options, WriteBatch};
 use tidepool_metadata::LogIndex;
+use writer::{Given, Pen};
+pub(super) use writer::{LogWriter, Unsynced};
 
 use super::config::{Durability, Formation, GroupConfig};
 use super::member::{MemberId, Members};
@@ -73,18 +78,25 @@ pub trait LogStore: Storage {
     /// Index of the last entry.
     fn last(&self) -> u64;
 
-    /// Appends entries, replacing those from the first one's index on, and the hard state, if there is a new one.
-    /// On return they are durable as the voter's durability says, if they must be synced; term and vote always.
+    /// Appends entries, replacing those from the first one's index on, and the hard state, if there is a new one. They can be
+    /// read on return. They are written as the voter's durability says, if they must be synced; term and vote always: on return,
+    /// with all that was given before; or later, behind all of that, and then [`super::Core::written`] is told the number of
+    /// `later`, or a higher one.
     ///
     /// # Errors
     /// The disk's.
-    fn append(&mut self, entries: Vec<Entry>, hard_state: Option<HardState>, must_sync: bool)
-    -> Result<(), GroupError>;
+    fn append(
+        &mut self,
+        entries: Vec<Entry>,
+        hard_state: Option<HardState>,
+        must_sync: bool,
+        later: Option<u64>,
+    ) -> Result<(), GroupError>;
 
     /// Notes how far is committed; need not be durable before the next append.
     fn set_commit(&mut self, commit: u64);
 
-    /// Notes the members; durable before the next append is, and all entries before them.
+    /// Notes the members; durable before what is appended next, and before an image that is written from now on.
     ///
     /// # Errors
     /// The disk's.
@@ -96,7 +108,8 @@ pub trait LogStore: Storage {
     /// The disk's.
     fn compact(&mut self, through: u64) -> Result<(), GroupError>;
 
-    /// Drops all entries: what is before `position` came as a snapshot, which is durable. So is this on return.
+    /// Drops all entries: what is before `position` came as a snapshot, which is durable. So is this on return, with all that
+    /// was given before.
     ///
     /// # Errors
     /// The disk's.
@@ -119,8 +132,6 @@ impl Position {
 pub(super) struct Log {
     folder: PathBuf,
     database: Arc<DB>,
-    /// Entries were appended since the last sync.
-    has_unsynced: Arc<AtomicBool>,
     durability: Durability,
     hard_state: HardState,
     member: MemberId,
@@ -134,25 +145,9 @@ pub(super) struct Log {
     /// The newest entries, dense up to `last`.
     cache: VecDeque<Entry>,
     cache_bytes: usize,
-    #[cfg(test)]
-    fail_writes: Arc<AtomicBool>,
-}
-
-/// Entries that were appended and may not be on disk yet, for another thread to sync.
-pub(super) struct Unsynced {
-    database: Arc<DB>,
-    any: Arc<AtomicBool>,
-}
-
-impl Unsynced {
-    /// Returns when all is on disk that was appended before the call.
-    pub(super) fn sync(&self) -> Result<(), GroupError> {
-        // Taken back first: what is appended during the sync is for the next one.
-        if !self.any.swap(false, Ordering::AcqRel) {
-            return Ok(());
-        }
-        self.database.flush_wal(true).map_err(|source| GroupError::Write { what: "the log", source })
-    }
+    pen: Pen,
+    /// Of each batch that was given to the writer's thread: its place in the order, and the first entry that it has.
+    unwritten: VecDeque<(Given, u64)>,
 }
 
 fn entry_key(index: u64) -> [u8; 9] {
@@ -182,10 +177,12 @@ impl Log {
             path: path.to_owned(),
             source,
         })?;
+        let database = Arc::new(database);
         let mut log = Self {
             folder: config.folder.clone(),
-            database: Arc::new(database),
-            has_unsynced: Arc::default(),
+            pen: Pen::new(Arc::clone(&database)),
+            unwritten: VecDeque::new(),
+            database,
             durability: config.durability,
             hard_state: HardState::default(),
             member: MemberId::new(config.node, 0),
@@ -196,8 +193,6 @@ impl Log {
             terms: Vec::new(),
             cache: VecDeque::new(),
             cache_bytes: 0,
-            #[cfg(test)]
-            fail_writes: Arc::default(),
         };
         match log.read(IDENTITY)? {
             Some(found) => {
@@ -210,8 +205,14 @@ impl Log {
     }
 
     #[cfg(test)]
-    pub(super) fn failing_with(self, flag: &Arc<AtomicBool>) -> Self {
-        Self { fail_writes: Arc::clone(flag), ..self }
+    pub(super) fn failing_with(mut self, flag: &Arc<std::sync::atomic::AtomicBool>) -> Self {
+        self.pen.fail_with(flag);
+        self
+    }
+
+    /// What is to write the batches that may be written later; without it they are written at once.
+    pub(super) fn writer(&mut self) -> LogWriter {
+        self.pen.writer()
     }
 
     fn form(&mut self, config: &GroupConfig) -> Result<(), GroupError> {
@@ -235,7 +236,7 @@ impl Log {
         (self.hard_state.term, self.hard_state.commit) = (self.compacted.term, self.compacted.index);
         batch.put(COMPACTED, self.compacted.encode());
         batch.put(HARD_STATE, encode(&self.hard_state));
-        self.write(batch, true)
+        self.pen.write(batch, true)
     }
 
     fn load(&mut self, config: &GroupConfig) -> Result<(), GroupError> {
@@ -293,9 +294,24 @@ impl Log {
         }
         self.cache_bytes += entry.data.len();
         self.cache.push_back(entry);
-        while self.cache_bytes > CACHE_BYTES && self.cache.len() > 1 {
-            self.forget_oldest();
+        if self.cache_bytes > CACHE_BYTES {
+            let unwritten = self.first_unwritten();
+            while self.cache_bytes > CACHE_BYTES
+                && self.cache.len() > 1
+                && self.cache.front().is_some_and(|entry| entry.index < unwritten)
+            {
+                self.forget_oldest();
+            }
         }
+    }
+
+    /// Entries before this one can be read from the disk.
+    fn first_unwritten(&mut self) -> u64 {
+        let written = self.pen.written();
+        while self.unwritten.front().is_some_and(|&(given, _)| given <= written) {
+            self.unwritten.pop_front();
+        }
+        self.unwritten.iter().map(|&(_, first)| first).min().unwrap_or(u64::MAX)
     }
 
     fn forget_oldest(&mut self) {
@@ -337,6 +353,7 @@ impl LogStore for Log {
         entries: Vec<Entry>,
         hard_state: Option<HardState>,
         must_sync: bool,
+        later: Option<u64>,
     ) -> Result<(), GroupError> {
         let mut batch = WriteBatch::default();
         let kept = entries.first().map_or(self.last, |first| first.index - 1);
@@ -356,8 +373,15 @@ impl LogStore for Log {
         let new_vote = (hard_state.term, hard_state.vote) != (self.hard_state.term, self.hard_state.vote);
         batch.put(HARD_STATE, encode(&hard_state));
         let sync = new_vote || must_sync && self.durability == Durability::Fsync;
-        self.write(batch, sync)?;
-        self.has_unsynced.store(!sync, Ordering::Release);
+        match later {
+            None => self.pen.write(batch, sync)?,
+            Some(number) => {
+                let given = self.pen.write_later(batch, sync, Some(number))?;
+                if let Some(first) = entries.first() {
+                    self.unwritten.push_back((given, first.index));
+                }
+            }
+        }
         self.truncate(kept);
         entries.into_iter().for_each(|entry| self.remember(entry));
         self.hard_state = hard_state;
@@ -372,18 +396,24 @@ impl LogStore for Log {
 
     fn set_members(&mut self, members: Members) -> Result<(), GroupError> {
         let (was_alone, is_alone) = (self.members.is_alone(self.member), members.is_alone(self.member));
-        if was_alone && !is_alone {
-            // From here on others count on every entry.
-            self.unsynced().sync()?;
-            boot::note(&self.folder, self.durability)?;
-        }
         let mut batch = WriteBatch::default();
         batch.put(MEMBERS, members.encode());
-        // One log of writes: whatever is synced later syncs this too.
-        let becomes_alone = is_alone && !was_alone;
-        self.write(batch, becomes_alone)?;
         self.members = members;
-        if becomes_alone { self.note_boot() } else { Ok(()) }
+        match (was_alone, is_alone) {
+            // One log of writes: whatever is synced later syncs this too.
+            (false, false) => self.pen.write_later(batch, false, None).map(drop),
+            (true, true) => self.pen.write(batch, false),
+            (true, false) => {
+                // From here on others count on every entry.
+                self.unsynced().sync()?;
+                boot::note(&self.folder, self.durability)?;
+                self.pen.write(batch, true)
+            }
+            (false, true) => {
+                self.pen.write(batch, true)?;
+                self.note_boot()
+            }
+        }
     }
 
     fn compact(&mut self, through: u64) -> Result<(), GroupError> {
@@ -397,7 +427,11 @@ impl LogStore for Log {
         batch.put(COMPACTED, position.encode());
         batch.delete_range(first, end);
         // Not synced: after a crash both are back, or neither.
-        self.write(batch, false)?;
+        if self.members.is_alone(self.member) {
+            self.pen.write(batch, false)?;
+        } else {
+            self.pen.write_later(batch, false, None)?;
+        }
         self.compacted = position;
         let next = self.terms.iter().rposition(|start| start.index <= through + 1).unwrap_or(0);
         self.terms.drain(..next);
@@ -422,7 +456,7 @@ impl LogStore for Log {
             (hard_state.term, hard_state.vote) = (position.term, 0);
         }
         batch.put(HARD_STATE, encode(&hard_state));
-        self.write(batch, true)?;
+        self.pen.write(batch, true)?;
         (self.compacted, self.last, self.members, self.hard_state) = (position, position.index, members, hard_state);
         self.terms.clear();
         self.cache.clear();
@@ -464,19 +498,7 @@ impl Log {
 
     /// What the image's thread syncs before it writes, so that the image is never ahead of the log.
     pub(super) fn unsynced(&self) -> Unsynced {
-        Unsynced { database: Arc::clone(&self.database), any: Arc::clone(&self.has_unsynced) }
-    }
-
-    fn write(&self, batch: WriteBatch, sync: bool) -> Result<(), GroupError> {
-        #[cfg(test)]
-        if self.fail_writes.load(Ordering::Acquire) {
-            // RocksDB has no public constructor of an I/O error; an illegal call gives a real one.
-            let source = DB::open(&Options::default(), "/dev/null/log").map(|_| ()).expect_err("no folder");
-            return Err(GroupError::Write { what: "the log", source });
-        }
-        let mut options = WriteOptions::default();
-        options.set_sync(sync);
-        self.database.write_opt(batch, &options).map_err(|source| GroupError::Write { what: "the log", source })
+        self.pen.unsynced()
     }
 
     fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, GroupError> {

@@ -100,6 +100,16 @@ pub enum DrillError {
         /// The first one, and why.
         first: String,
     },
+    /// A leader was replaced for nothing.
+    #[error("node {node} led in term {before}, and lost its office by a slow disk: term {after}")]
+    Deposed {
+        /// Its position.
+        node: usize,
+        /// In which term it led.
+        before: u64,
+        /// In which term the group is now.
+        after: u64,
+    },
     /// A refusal without a reason that says what is wrong.
     #[error("a put without a quorum was answered {said:?}")]
     Unclear {
@@ -294,6 +304,12 @@ impl Drill {
         self.cluster.wait("somebody leads", |cluster| cluster.leader().is_some())?;
         // It may have changed since; whoever is meant is as good.
         Ok(self.cluster.leader().unwrap_or_default())
+    }
+
+    /// In which term a node is.
+    fn term(&self, node: usize) -> u64 {
+        let raft = self.cluster.node(node).and_then(|node| node.admin("/v1/raft").ok()).unwrap_or_default();
+        raft["term"].as_u64().unwrap_or_default()
     }
 
     /// The nodes that run, but for one.

@@ -103,7 +103,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "slow-disk",
-        about: "the leader's file system stalls for up to a second, again and again",
+        about: "the leader's file system stalls for up to a second, again and again; it leads on",
         needs: Needs::Disk,
         copies: Copies::One,
         fault: slow_disk,
@@ -361,6 +361,7 @@ fn cut(
 
 fn slow_disk(drill: &mut Drill) -> Result<(), DrillError> {
     let leader = drill.leader()?;
+    let before = drill.term(leader);
     drill.fault(format!("stall the disk of node {leader}, the leader, again and again"));
     for _ in 0..6 {
         drill.disks[leader].stall()?;
@@ -368,7 +369,12 @@ fn slow_disk(drill: &mut Drill) -> Result<(), DrillError> {
         drill.disks[leader].go_on()?;
         drill.last(20, 400);
     }
-    drill.progress()
+    drill.progress()?;
+    let after = drill.term(leader);
+    if after != before {
+        return Err(DrillError::Deposed { node: leader, before, after });
+    }
+    Ok(())
 }
 
 fn full_disk(drill: &mut Drill) -> Result<(), DrillError> {

@@ -20,7 +20,7 @@ mod change;
 mod forward;
 mod reads;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use protobuf::Message as _;
@@ -57,6 +57,8 @@ const ELECTION_NANOS: u64 = ELECTION_TICKS as u64 * TICK.as_nanos() as u64;
 const LEASE_NANOS: u64 = ELECTION_NANOS / 10 * 8;
 /// Committed entries of one turn: what a replay holds in memory at once.
 const COMMITTED_BYTES: u64 = 4 << 20;
+/// Bytes of entries that may wait to be written; entries that come beyond that are dropped, and sent again by the leader.
+const UNWRITTEN_BYTES: usize = 32 << 20;
 /// After how long a snapshot that was offered is offered again.
 const OFFER_AGAIN_NANOS: u64 = 3_000_000_000;
 
@@ -227,10 +229,28 @@ pub struct Core<L: LogStore, H: Host> {
     fetching: Option<Message>,
     /// To whom a snapshot was offered, and when.
     offers: BTreeMap<u64, u64>,
+    /// Batches of the log that are not known to be written, in order.
+    unwritten: VecDeque<Unwritten>,
+    /// Term and vote as they were given to the log last.
+    promised: (u64, u64),
     /// Entries of commands that were logged here and are not committed.
-    logged: std::collections::VecDeque<Logged>,
+    logged: VecDeque<Logged>,
     logged_bytes: usize,
     unread: u64,
+}
+
+/// What waits for a batch of the log.
+struct Unwritten {
+    /// The batch's number.
+    batch: u64,
+    /// The last of Raft's readies that is done with it.
+    ready: u64,
+    /// Bytes of its entries.
+    bytes: usize,
+    /// It has a term or a vote that was not written before.
+    promises: bool,
+    /// What acknowledges what is written then.
+    messages: Vec<Message>,
 }
 
 /// An entry that this leader made.
@@ -269,6 +289,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
         // Only committed entries are applied, whether or not the log says so by now.
         log.set_commit(applied);
         let alone = log.members().is_alone(me);
+        let hard_state = log.initial_state()?.hard_state;
         let logger = slog::Logger::root(slog::Discard, slog::o!());
         let mut raw = RawNode::new(&raft_config(me.0, applied), log, &logger)?;
         if alone {
@@ -292,7 +313,9 @@ impl<L: LogStore, H: Host> Core<L, H> {
             leader_from: 0,
             fetching: None,
             offers: BTreeMap::new(),
-            logged: std::collections::VecDeque::new(),
+            unwritten: VecDeque::new(),
+            promised: (hard_state.term, hard_state.vote),
+            logged: VecDeque::new(),
             logged_bytes: 0,
             unread: 0,
         };
@@ -353,7 +376,10 @@ impl<L: LogStore, H: Host> Core<L, H> {
     pub fn tick(&mut self, now: Now, host: &mut H) {
         self.now = now;
         self.ticks += 1;
-        self.raw.tick();
+        // A voter that has just become the only one leads at once when it campaigns, so all must be written by then.
+        if self.leads() || self.unwritten.is_empty() || !self.members().is_alone(self.me) {
+            self.raw.tick();
+        }
         self.pace();
         self.tend_forwarding(host);
         self.tend_reads();
@@ -413,6 +439,9 @@ impl<L: LogStore, H: Host> Core<L, H> {
             MessageType::MsgHeartbeat if message.commit > raft.raft_log.last_index() && message.term >= raft.term => {
                 let (last, known) = (LogIndex(raft.raft_log.last_index()), LogIndex(message.commit));
                 return Err(GroupError::LostEntries { last, known });
+            }
+            MessageType::MsgAppend if !message.entries.is_empty() && self.unwritten_bytes() > UNWRITTEN_BYTES => {
+                return Ok(());
             }
             MessageType::MsgSnapshot if !self.may_step_snapshot(&message, host) => return Ok(()),
             _ => {}
@@ -501,8 +530,15 @@ impl<L: LogStore, H: Host> Core<L, H> {
             self.role_changed(host);
         }
         host.committed(LogIndex(self.raw.raft.raft_log.committed));
-        self.send(ready.take_messages(), host);
-        if !ready.snapshot().is_empty() {
+        let (entries, hard_state) = (ready.take_entries(), ready.hs().cloned());
+        let promised = hard_state.as_ref().map_or(self.promised, |state| (state.term, state.vote));
+        let promises = promised != self.promised;
+        self.promised = promised;
+        let (at_once, behind) = self.sort(ready.take_messages(), ready.take_persisted_messages(), promises);
+        // Beside the write: followers have what a leader logs as early as its own disk.
+        self.send(at_once, host);
+        let has_snapshot = !ready.snapshot().is_empty();
+        if has_snapshot {
             let metadata = ready.snapshot().get_metadata();
             let position = Position { index: metadata.index, term: metadata.term };
             let members = Members::decode(&ready.snapshot().data);
@@ -511,26 +547,72 @@ impl<L: LogStore, H: Host> Core<L, H> {
             self.raw.mut_store().install(position, members)?;
             self.forget_outcomes(host);
         }
-        let mut committed = ready.take_committed_entries();
-        let (entries, hard_state) = (ready.take_entries(), ready.hs().cloned());
-        let must_sync = ready.must_sync() && (entries.is_empty() || !self.may_sync_later(&entries));
-        if !entries.is_empty() || hard_state.is_some() {
-            self.raw.mut_store().append(entries, hard_state, must_sync)?;
+        let number = ready.number();
+        // Alone, nobody waits for this voter meanwhile; a snapshot is installed on this thread as it is.
+        let later = (!has_snapshot && !self.members().is_alone(self.me)).then_some(number);
+        let bytes = entries.iter().map(|entry| entry.data.len()).sum();
+        let writes = !entries.is_empty() || promises;
+        if writes {
+            let must_sync = promises || !self.may_sync_later(&entries);
+            self.raw.mut_store().append(entries, hard_state, must_sync, later)?;
+        } else if let Some(state) = hard_state {
+            self.raw.mut_store().set_commit(state.commit);
         }
-        // They acknowledge what is durable only now.
-        self.send(ready.take_persisted_messages(), host);
-        let mut light = self.raw.advance_append(ready);
-        if let Some(commit) = light.commit_index() {
-            self.raw.mut_store().set_commit(commit);
+        let committed = ready.take_committed_entries();
+        self.raw.advance_append_async(ready);
+        match self.unwritten.back_mut() {
+            _ if writes && later.is_some() => {
+                self.unwritten.push_back(Unwritten { batch: number, ready: number, bytes, promises, messages: behind });
+            }
+            Some(last) if !writes && !has_snapshot => {
+                last.ready = number;
+                last.messages.extend(behind);
+            }
+            _ => {
+                // Written by now, with all that was given to the log before.
+                self.settle_writes(u64::MAX, host);
+                self.raw.on_persist_ready(number);
+                self.send(behind, host);
+            }
         }
-        host.committed(LogIndex(self.raw.raft.raft_log.committed));
-        self.send(light.take_messages(), host);
-        committed.extend(light.take_committed_entries());
         self.apply_changes(&committed, host)?;
         self.hand_over(committed, host)?;
         // For Raft, applied means that changes of members are: the state machine may lag behind.
         self.raw.advance_apply();
         Ok(())
+    }
+
+    /// Which messages may be sent at once, and which wait until all that was given to the log by now is written.
+    ///
+    /// Entries of a leader say nothing of its own disk, and that a heartbeat came says nothing of entries: both would be held
+    /// up by a slow disk for nothing. Only in a term that is not written yet they wait too: after a crash it could begin again.
+    fn sort(&self, leading: Vec<Message>, following: Vec<Message>, promises: bool) -> (Vec<Message>, Vec<Message>) {
+        if promises || self.unwritten.iter().any(|batch| batch.promises) {
+            return (Vec::new(), [leading, following].concat());
+        }
+        let heard = |message: &Message| message.get_msg_type() == MessageType::MsgHeartbeatResponse;
+        let (heard, behind): (Vec<_>, Vec<_>) = following.into_iter().partition(heard);
+        ([leading, heard].concat(), behind)
+    }
+
+    /// The log is written up to the batch `number`, as the store said that it would be: what acknowledges it goes out.
+    /// [`Core::turn`] does what follows.
+    pub fn written(&mut self, now: Now, number: u64, host: &mut H) {
+        self.now = now;
+        self.settle_writes(number, host);
+    }
+
+    fn settle_writes(&mut self, number: u64, host: &mut H) {
+        while self.unwritten.front().is_some_and(|batch| batch.batch <= number)
+            && let Some(batch) = self.unwritten.pop_front()
+        {
+            self.raw.on_persist_ready(batch.ready);
+            self.send(batch.messages, host);
+        }
+    }
+
+    fn unwritten_bytes(&self) -> usize {
+        self.unwritten.iter().map(|batch| batch.bytes).sum()
     }
 
     /// Whether nobody but this voter counts on `entries`, and nothing that they tell of outlives loss of power. Term and vote
