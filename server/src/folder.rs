@@ -92,6 +92,9 @@ struct Identity {
     /// The epoch has begun, and its catalog does not know yet that it is to be rebuilt.
     #[serde(default)]
     rebuild: bool,
+    /// Nodes that the rebuild waits for, on the node that began it and until it is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rebuild_waits: Option<Vec<u32>>,
     /// The node is part of that cluster, and has no catalog yet: a crash in between is none that lost one.
     #[serde(default)]
     joining: bool,
@@ -200,6 +203,36 @@ impl DataFolder {
         self.identity.lock().rebuild
     }
 
+    /// Whether this node is to form the catalog of a rebuild, and has not yet.
+    #[must_use]
+    pub fn forms_rebuild(&self) -> bool {
+        self.is_rebuild() && !has_log(&self.catalog())
+    }
+
+    /// The nodes that the rebuild waits for which this one began; `None`: it began none, or that is over.
+    #[must_use]
+    pub fn rebuild_waits(&self) -> Option<Vec<NodeId>> {
+        self.identity.lock().rebuild_waits.as_ref().map(|nodes| nodes.iter().copied().map(NodeId).collect())
+    }
+
+    /// Notes that the rebuild is over.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`].
+    pub fn end_rebuild(&self) -> Result<(), FolderError> {
+        let mut identity = self.identity.lock();
+        match identity.rebuild_waits.take() {
+            Some(_) => self.persist(&identity),
+            None => Ok(()),
+        }
+    }
+
+    /// The epoch of the last catalog that was here; `None` if there was none.
+    #[must_use]
+    pub fn last_epoch(&self) -> Option<u32> {
+        self.identity.lock().epoch
+    }
+
     /// Notes that the catalog of [`DataFolder::epoch`] is there, and knows if it is being rebuilt.
     ///
     /// # Errors
@@ -256,15 +289,18 @@ impl DataFolder {
         }
         let mut identity = self.identity.lock();
         (identity.epoch, identity.joining) = (Some(identity.epoch.unwrap_or(0)), true);
+        // One that was begun here too is given up for the group's.
+        (identity.rebuild, identity.rebuild_waits) = (false, None);
         self.persist(&identity)?;
         Ok(aside)
     }
 
-    /// Begins the next epoch. What is there of the catalog is set aside: answers where.
+    /// Begins the next epoch, which is rebuilt once these nodes have announced what they have, and this one. What is there of
+    /// the catalog is set aside: answers where.
     ///
     /// # Errors
     /// [`FolderError::Io`].
-    pub fn begin_rebuild(&self) -> Result<Option<PathBuf>, FolderError> {
+    pub fn begin_rebuild(&self, waits: &[NodeId]) -> Result<Option<PathBuf>, FolderError> {
         let mut identity = self.identity.lock();
         let (catalog, epoch) = (self.catalog(), identity.epoch.unwrap_or(0));
         let aside =
@@ -276,7 +312,8 @@ impl DataFolder {
             }
             _ => None,
         };
-        (identity.epoch, identity.rebuild) = (Some(epoch + 1), true);
+        (identity.epoch, identity.rebuild, identity.joining) = (Some(epoch + 1), true, false);
+        identity.rebuild_waits = Some(waits.iter().map(|node| node.0).collect());
         self.persist(&identity)?;
         Ok(aside)
     }
@@ -312,7 +349,8 @@ fn new_identity(folder: &Path) -> Result<Identity, FolderError> {
     let (node, cluster) = (random()?, random()?);
     #[expect(clippy::cast_possible_truncation, reason = "any 32 bits but zero will do")]
     let node = (node as u32).max(1);
-    Ok(Identity { node, cluster: cluster.max(1), incarnation: 0, epoch: None, rebuild: false, joining: false })
+    let cluster = cluster.max(1);
+    Ok(Identity { node, cluster, incarnation: 0, epoch: None, rebuild: false, rebuild_waits: None, joining: false })
 }
 
 /// Replaces a file whole: written beside, synced, renamed, folder synced.
@@ -367,12 +405,15 @@ mod tests {
         drop(folder);
         let folder = DataFolder::open(temp.path()).expect("known folder");
         assert_eq!((folder.epoch().expect("it is there"), folder.is_rebuild()), (0, false));
-        let aside = folder.begin_rebuild().expect("writable").expect("something was there");
+        let aside = folder.begin_rebuild(&[NodeId(7)]).expect("writable").expect("something was there");
         assert!(aside.join("log").exists() && !folder.catalog().exists());
         drop(folder);
         let folder = DataFolder::open(temp.path()).expect("known folder");
-        assert_eq!((folder.epoch().expect("to be formed"), folder.is_rebuild()), (1, true));
+        assert_eq!((folder.epoch().expect("to be formed"), folder.forms_rebuild()), (1, true));
         folder.note_catalog().expect("writable");
+        assert_eq!((folder.is_rebuild(), folder.rebuild_waits()), (false, Some(vec![NodeId(7)])));
+        folder.end_rebuild().expect("writable");
+        assert_eq!(folder.rebuild_waits(), None);
         assert!(matches!(folder.epoch(), Err(FolderError::CatalogLost { .. })));
     }
 

@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::folder::DataFolder;
 use crate::grpc::{GrpcServer, HostInfo, Inflight, StoreApi};
 use crate::node::{Membership, Node, NodeService, Remotes};
-use crate::peers::{AddressBook, Dialer, Forgetter, Myself, PeerApi, Secret, join};
+use crate::peers::{AddressBook, Dialer, Forgetter, Former, Myself, PeerApi, Secret, join};
 use crate::plan;
 use crate::segment::SegmentListener;
 
@@ -144,7 +144,7 @@ impl Server {
             node.service().clone(),
             auth.clone(),
             readiness.clone(),
-            folder.cluster(),
+            Arc::clone(&folder),
             grpc_address,
             disk.clone(),
         );
@@ -274,7 +274,9 @@ impl Peers {
                 return Err(Error::new(ErrorKind::Invalid, "BAD_CONFIG", message.into()).field("cluster.advertise"));
             }
             if folder.is_new() {
-                let group = join(&addresses, &myself, role == Role::Guest, &secret, &book).await?;
+                let former = |epoch| Former { cluster: folder.cluster(), epoch };
+                let former = folder.last_epoch().filter(|_| folder.is_joining()).map(former);
+                let group = join(&addresses, &myself, role == Role::Guest, former, &secret, &book).await?;
                 tracing::info!(cluster = format!("{:016x}", group.cluster), "part of a group");
                 folder.join(group.cluster, group.epoch)?;
                 formation = Formation::Join { life: group.member.life(), members: group.members };
@@ -286,6 +288,9 @@ impl Peers {
             return Err(Error::new(ErrorKind::Invalid, "JOIN", message.into()).field("cluster.join"));
         }
         (myself.cluster, myself.epoch) = (folder.cluster(), folder.epoch()?);
+        if folder.forms_rebuild() {
+            refuse_second_rebuild(&myself, &secret, &book).await?;
+        }
         book.learn(myself.node, myself.incarnation, &myself.address);
         let dialer = Dialer::start(myself.clone(), secret.clone(), Arc::clone(&book))?;
         let token = std::str::from_utf8(auth.secret()).ok().filter(|token| !token.is_empty()).map(str::to_owned);
@@ -332,6 +337,25 @@ async fn refuse_foreign(
         }
     }
     Ok(())
+}
+
+/// Two nodes that begin the same epoch would be two clusters.
+async fn refuse_second_rebuild(myself: &Myself, secret: &Secret, book: &AddressBook) -> Result<(), Error> {
+    let others: Vec<String> =
+        book.nodes().into_iter().filter(|&node| node != myself.node).filter_map(|node| book.address(node)).collect();
+    let greetings = others.iter().map(|address| crate::peers::greet(address, myself, secret));
+    let greeted = futures::future::join_all(greetings).await;
+    // One that is of this epoch; others refuse, or are not there.
+    match others.iter().zip(greeted).find(|(_, greeted)| greeted.is_ok()) {
+        Some((address, _)) => {
+            let message = format!(
+                "the node at {address} has begun the same rebuild: `tidepool admin raft rejoin` this one instead, so that it \
+                 joins and announces what it has"
+            );
+            Err(Error::new(ErrorKind::Conflict, "REBUILT_ELSEWHERE", message))
+        }
+        None => Ok(()),
+    }
 }
 
 async fn bind_admin(listen: SocketAddr) -> Result<TcpListener, Error> {

@@ -1,7 +1,7 @@
 //! Further copies of objects, and fewer: add, adopt, forget, and the end of a returning node's announcement.
 
 use super::command::{AddReplicaItem, AdoptItem, ForgetMode, MAX_REPLICAS, ObjectFacts, ReplicaName};
-use super::copies::Copies;
+use super::copies::{Copies, MAX_COPIES};
 use super::image::RowKey;
 use super::object::{Description, Name, Object, Replica};
 use super::outcome::{AddReplicaOutcome, ForgetOutcome, NodeOutcome, Outcome, Refusal};
@@ -42,8 +42,25 @@ impl Catalog {
         let life = |catalog: &Self| catalog.nodes.get(copy.replica.node).map(|node| node.incarnation);
         let known = |catalog: &Self| life(catalog).is_some_and(|life| copy.replica.incarnation <= life);
         match self.admit_copy(copy, |catalog, _| if known(catalog) { Ok(()) } else { Err(Refusal::StaleNode) }) {
-            Ok(()) => AddReplicaOutcome::Added,
+            Ok(()) => {
+                if self.settings.rebuilding {
+                    self.rebuild_copies(copy);
+                }
+                AddReplicaOutcome::Added
+            }
             Err(refusal) => AddReplicaOutcome::Refused(refusal),
+        }
+    }
+
+    /// What a put asked for stands in no slice: as many copies as are announced, as durable as the most durable of them.
+    fn rebuild_copies(&mut self, copy: &AddReplicaItem) {
+        let Some(slot) = self.find_version(copy.tenant, &copy.key, copy.version) else { return };
+        let object = self.objects.get_mut(slot);
+        if object.adopted {
+            let count = u8::try_from(object.replica_count()).unwrap_or(MAX_COPIES).min(MAX_COPIES);
+            object.copies = object.copies.at_least(count);
+            object.durability = object.durability.max(copy.durability);
+            self.changes.place(slot);
         }
     }
 

@@ -8,7 +8,7 @@ use tidepool_metadata::{ErrorKind, NodeId, TierKind};
 use tidepool_replication::{CatalogError, CatalogHandle, GroupStatus, MemberChange, MemberId, Read, Role};
 
 use super::AdminApi;
-use super::report::{LeasesReport, MemberRow, NodeRow, NodesReport, RaftReport};
+use super::report::{LeasesReport, MemberRow, NodeRow, NodesReport, RaftReport, RebuildReport, RebuildRow};
 use crate::error::Error;
 use crate::node::{NodeLoad, RepairReport, SUSPECT_AFTER, TierUse};
 
@@ -191,6 +191,28 @@ pub(super) async fn undrain(
 ) -> Result<Json<NodesReport>, Error> {
     api.inner.service.drain(parse(&request.node)?, false).await?;
     nodes(State(api)).await
+}
+
+/// How far the nodes have announced what they have to a catalog that is made anew.
+pub(super) async fn rebuild(State(api): State<AdminApi>) -> Result<Json<RebuildReport>, Error> {
+    let status = api.inner.service.rebuild_status(&api.inner.folder).await?;
+    let row = |node: NodeStat| RebuildRow {
+        node: node.node.to_string(),
+        announcing: node.announcing,
+        replicas: node.replicas,
+        bytes: node.bytes,
+    };
+    Ok(Json(RebuildReport {
+        under_way: status.under_way,
+        waits: status.waits.map(|nodes| nodes.iter().map(ToString::to_string).collect()),
+        objects: status.objects,
+        nodes: status.nodes.into_iter().map(row).collect(),
+    }))
+}
+
+pub(super) async fn finish_rebuild(State(api): State<AdminApi>) -> Result<Json<RebuildReport>, Error> {
+    api.inner.service.finish_rebuild().await?;
+    rebuild(State(api)).await
 }
 
 pub(super) async fn leases(State(api): State<AdminApi>) -> Result<Json<LeasesReport>, Error> {

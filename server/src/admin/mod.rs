@@ -27,6 +27,7 @@ use crate::auth::Auth;
 use crate::config::Size;
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::folder::DataFolder;
 use crate::node::{NodeService, ObjectName};
 use report::{AttachRequest, InfoReport, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
 
@@ -40,7 +41,7 @@ struct Inner {
     service: NodeService,
     auth: Auth,
     ready: watch::Receiver<bool>,
-    cluster: u64,
+    folder: Arc<DataFolder>,
     grpc: SocketAddr,
     disk: Disk,
     metrics: metrics::Metrics,
@@ -59,12 +60,12 @@ impl AdminApi {
         service: NodeService,
         auth: Auth,
         ready: watch::Receiver<bool>,
-        cluster: u64,
+        folder: Arc<DataFolder>,
         grpc: SocketAddr,
         disk: Disk,
     ) -> Self {
         let metrics = metrics::Metrics::new(service.clone());
-        Self { inner: Arc::new(Inner { service, auth, ready, cluster, grpc, disk, metrics }) }
+        Self { inner: Arc::new(Inner { service, auth, ready, folder, grpc, disk, metrics }) }
     }
 
     /// All routes. Health needs no secret: it says nothing that the port's being open does not.
@@ -84,6 +85,8 @@ impl AdminApi {
             .route("/v1/nodes/drain", post(cluster::drain))
             .route("/v1/nodes/undrain", post(cluster::undrain))
             .route("/v1/repair", get(cluster::repair))
+            .route("/v1/rebuild", get(cluster::rebuild))
+            .route("/v1/rebuild/finish", post(cluster::finish_rebuild))
             .route("/v1/leases", get(cluster::leases))
             .route("/v1/tenants", get(tenants::tenants))
             .route("/v1/tenants/create", post(tenants::create))
@@ -179,7 +182,7 @@ async fn info(State(api): State<AdminApi>) -> Result<Json<InfoReport>, Error> {
     Ok(Json(InfoReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         node: info.node.to_string(),
-        cluster: format!("{:016x}", api.inner.cluster),
+        cluster: format!("{:016x}", api.inner.folder.cluster()),
         incarnation: info.incarnation.0,
         role: info.role.to_owned(),
         phase: info.phase.to_owned(),

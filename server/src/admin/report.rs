@@ -232,6 +232,32 @@ pub struct NodeRow {
     pub bytes: u64,
 }
 
+/// `GET /v1/rebuild`, and the answer to its end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RebuildReport {
+    /// The catalog is being made anew from what the nodes hold: what is not known yet is *recovering*.
+    pub under_way: bool,
+    /// Nodes that have not announced all yet and are waited for; null: another node knows.
+    pub waits: Option<Vec<String>>,
+    /// Objects that the catalog knows.
+    pub objects: u64,
+    /// The nodes that have come, by number.
+    pub nodes: Vec<RebuildRow>,
+}
+
+/// One node that announces what it has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RebuildRow {
+    /// Its number.
+    pub node: String,
+    /// It has not announced all yet.
+    pub announcing: bool,
+    /// Its copies that the catalog knows.
+    pub replicas: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
 /// `GET /v1/leases`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeasesReport {

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+use tidepool_metadata::NodeId;
 use tidepool_tiers::store::TierReport;
 
 use super::admin_http::query_value;
@@ -17,9 +18,10 @@ use super::raft::{self, RaftCommand};
 use super::serve::SettingsArguments;
 use super::tasks::{self, TaskCommand};
 use super::tenants::{self, TenantCommand};
-use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RecoveryReport, TiersReport};
+use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RebuildReport, RecoveryReport, TiersReport};
 use crate::folder::DataFolder;
 use crate::node::{HotReport, Reconciled, RepairReport};
+use crate::peers::AddressBook;
 use crate::plan;
 
 /// What to ask a node.
@@ -34,9 +36,10 @@ pub(super) enum AdminCommand {
     },
     /// Show how far the node's recovery has come
     Recovery,
-    /// Set a lost or damaged catalog aside, so that the next start makes a new one from what the tiers hold. The node
-    /// must not be running. Groups, pins and tenants are lost; objects removed lately may return
-    Rebuild(SettingsArguments),
+    /// Set a lost or damaged catalog aside, so that the next start makes a new one from what the tiers hold. On one node, which
+    /// must not be running; other nodes `raft rejoin` and announce what they have. Groups, pins and tenants are lost; objects
+    /// removed lately may return
+    Rebuild(RebuildArguments),
     /// Show or change the group that replicates the catalog
     #[command(subcommand)]
     Raft(RaftCommand),
@@ -70,6 +73,29 @@ pub(super) enum AdminCommand {
     Nvme(NvmeCommand),
 }
 
+/// Which catalog is made anew.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(super) struct RebuildArguments {
+    #[command(flatten)]
+    settings: SettingsArguments,
+    /// Nodes that are lost and not waited for, by their numbers; the rebuild is over when all others that this node knew have
+    /// announced what they have
+    #[arg(long, value_name = "NODES", value_delimiter = ',')]
+    without: Vec<String>,
+    #[command(subcommand)]
+    what: Option<RebuildCommand>,
+}
+
+/// What of a rebuild that goes on.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(super) enum RebuildCommand {
+    /// Show how far the nodes have announced what they have
+    Status,
+    /// End it, whoever is missing: nodes that come later have what the catalog does not know freed
+    Finish,
+}
+
 /// What to do with the NVMe tier.
 #[derive(Debug, Subcommand)]
 pub(super) enum NvmeCommand {
@@ -93,7 +119,17 @@ pub(super) async fn run(
 ) -> Result<ExitCode, Failure> {
     let admin = || connection.admin();
     match command {
-        AdminCommand::Rebuild(settings) => rebuild(settings, output),
+        AdminCommand::Rebuild(arguments) => match arguments.what {
+            None => rebuild(arguments, output),
+            Some(RebuildCommand::Status) => {
+                let report: RebuildReport = admin()?.get("/v1/rebuild").await?;
+                output.answer(&report, rebuild_table)
+            }
+            Some(RebuildCommand::Finish) => {
+                let report: RebuildReport = admin()?.post("/v1/rebuild/finish", &serde_json::json!({})).await?;
+                output.answer(&report, rebuild_table)
+            }
+        },
         AdminCommand::Raft(command) => raft::run(command, connection, output).await,
         AdminCommand::Nodes => raft::nodes(connection, output).await,
         AdminCommand::Drain { node } => raft::set_state("drain", node, connection, output).await,
@@ -134,7 +170,10 @@ pub(super) async fn run(
 }
 
 /// Works on the data folder itself: its catalog can't be asked.
-fn rebuild(settings: &SettingsArguments, output: &Output) -> Result<ExitCode, Failure> {
+fn rebuild(
+    RebuildArguments { settings, without, .. }: &RebuildArguments,
+    output: &Output,
+) -> Result<ExitCode, Failure> {
     let config = settings.load()?;
     let data = config.data.unwrap_or_else(plan::default_data_folder);
     if !data.join("identity.json").exists() {
@@ -142,11 +181,43 @@ fn rebuild(settings: &SettingsArguments, output: &Output) -> Result<ExitCode, Fa
         return Err(Failure::local("FOLDER_UNUSABLE", message));
     }
     let folder = DataFolder::open(&data).map_err(crate::Error::from)?;
-    let aside = folder.begin_rebuild().map_err(crate::Error::from)?;
-    output.answer(&serde_json::json!({ "data": data, "set_aside": aside }), |_| {
+    let known = AddressBook::open(data.join("peers.json")).nodes();
+    if let Some(unknown) = without.iter().find(|name| !known.iter().any(|node| node.to_string() == **name)) {
+        let known: Vec<String> = known.iter().map(ToString::to_string).collect();
+        return Err(Failure::usage(format!("--without {unknown}: this node knew {}", known.join(", "))));
+    }
+    let is_awaited = |node: &NodeId| *node != folder.node() && !without.contains(&node.to_string());
+    let waits: Vec<NodeId> = known.into_iter().filter(is_awaited).collect();
+    let aside = folder.begin_rebuild(&waits).map_err(crate::Error::from)?;
+    let waits: Vec<String> = waits.iter().map(ToString::to_string).collect();
+    output.answer(&serde_json::json!({ "data": data, "set_aside": aside, "waits": waits }), |_| {
         let aside = aside.as_ref().map(|path| format!("the old catalog is in {}\n", path.display()));
-        format!("{}the next `tidepool serve` makes a new one from what the tiers hold\n", aside.unwrap_or_default())
+        let waits = if waits.is_empty() {
+            String::new()
+        } else {
+            format!(
+                "it waits for {}: on each of them `tidepool admin raft rejoin --data DIR`, then `tidepool serve`\n",
+                waits.join(", ")
+            )
+        };
+        let next = "the next `tidepool serve` makes a new one from what the tiers hold\n";
+        format!("{}{next}{waits}", aside.unwrap_or_default())
     })
+}
+
+fn rebuild_table(report: &RebuildReport) -> String {
+    let mut table = Table::new(&["node", "announces", "copies", "size"]);
+    for node in &report.nodes {
+        let announces = if node.announcing { "going on" } else { "done" };
+        table.row([node.node.clone(), announces.into(), node.replicas.to_string(), size(node.bytes)]);
+    }
+    let state = match (report.under_way, report.waits.as_deref()) {
+        (false, _) => "no rebuild goes on".to_owned(),
+        (true, None) => "a rebuild goes on; the node that began it knows for whom it waits".to_owned(),
+        (true, Some([])) => "a rebuild goes on, and is over in a moment".to_owned(),
+        (true, Some(waits)) => format!("a rebuild goes on, and waits for {}", waits.join(", ")),
+    };
+    format!("{}{state}; {} objects are known\n", table.render(), report.objects)
 }
 
 /// Tiers side by side, so that each figure of one stands next to that of the other.

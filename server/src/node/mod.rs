@@ -51,6 +51,7 @@ pub(crate) use liveness::SUSPECT_AFTER;
 pub use manage::{NodeInfo, ObjectReport};
 pub(crate) use put::{FilledBatch, ReservedBatch};
 pub use put::{Reservation, Reserve};
+pub use rebuild::RebuildStatus;
 pub use reconcile::Reconciled;
 pub use remote::Remotes;
 pub use sessions::RequestIds;
@@ -87,6 +88,8 @@ struct Inner {
     max_object_bytes: u64,
     /// Reads of what other nodes hold.
     remotes: Remotes,
+    /// Copies that a catalog that is being rebuilt took over from here.
+    adopted: AtomicU64,
     /// How the last reconciliation ended, once one did.
     reconciled: OnceLock<Reconciled>,
     /// How many copies an object is to have whose put does not say.
@@ -130,6 +133,7 @@ impl NodeService {
                 sequence,
                 max_object_bytes: max,
                 remotes,
+                adopted: AtomicU64::new(0),
                 reconciled,
                 copies,
                 placement,

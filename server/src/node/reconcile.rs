@@ -74,9 +74,6 @@ pub(super) async fn run(service: &NodeService) -> Result<Reconciled, CatalogErro
     }
     let end = Command::EndAnnouncement { node, incarnation, lost: Vec::new(), last: true };
     catalog.propose(end).await?;
-    if rebuilding {
-        rebuild::end(service).await?;
-    }
     found.kept = service.store().len() as u64;
     found.elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     tracing::info!(?found, index = index.0, "the catalog and this node agree on what is here");

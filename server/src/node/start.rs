@@ -27,7 +27,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{
-    HotConfig, NodeService, Remotes, RepairConfig, beats, copies, directory, free_list, liveness, reconcile, sessions,
+    HotConfig, NodeService, Remotes, RepairConfig, beats, copies, directory, free_list, liveness, rebuild, reconcile,
+    sessions,
 };
 use crate::error::Error;
 use crate::folder::DataFolder;
@@ -272,6 +273,7 @@ impl Join {
             Box::pin(async move { Some(service.answer_node(&words).await) })
         }));
         let (announcing, leasing) = (service.clone(), catalog.clone());
+        let (rebuilt, here) = (catalog.clone(), service.inner.node);
         let tasks = vec![
             tokio::spawn(async move { leasing.stream_leases().await }),
             tokio::spawn(beats::run(service.clone(), catalog.clone())),
@@ -281,7 +283,11 @@ impl Join {
             tokio::spawn(copies::tasks::run(service, catalog.clone(), repair)),
             tokio::spawn(sessions::sweep(catalog.clone())),
             tokio::spawn(liveness::watch(catalog.clone(), repair.grace)),
+            tokio::spawn(rebuild::end_in_time(rebuilt, folder, here)),
             tokio::spawn(async move {
+                if let Err(error) = rebuild::announce_early(&announcing, &recovery).await {
+                    tracing::info!(%error, "what is here is announced once all of it is found");
+                }
                 let _recovered = recovery.await;
                 announce(&announcing).await;
                 // Not before: what was removed while nobody was here may still be in the segment.

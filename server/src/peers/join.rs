@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::AddressBook;
 use super::dial::{connect, refusal, unreachable_node};
-use super::handshake::{Myself, Secret, unknown_protocol};
+use super::handshake::{Myself, Secret, foreign_cluster, foreign_epoch, unknown_protocol};
 use super::wire::{FromCaller, Join, from_caller, from_node};
 use crate::error::Error;
 
@@ -28,14 +28,23 @@ pub(crate) struct Group {
     pub(crate) member: MemberId,
 }
 
+/// The group that a node comes from, which it joins anew.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Former {
+    pub(crate) cluster: u64,
+    /// Of its last catalog: what it holds may be newer than all that an older one knows.
+    pub(crate) epoch: u32,
+}
+
 /// Asks the nodes at `addresses` in turn until one lets this node in, as a guest if it is to be one.
 ///
 /// # Errors
-/// A secret or protocol that does not fit, at once; `JOIN` after a minute without success, with the last reason.
+/// A secret or protocol that does not fit, or another cluster than the former one, at once; `JOIN` after a minute without success, with the last reason.
 pub(crate) async fn join(
     addresses: &[String],
     myself: &Myself,
     guest: bool,
+    former: Option<Former>,
     secret: &Secret,
     book: &AddressBook,
 ) -> Result<Group, Error> {
@@ -43,10 +52,12 @@ pub(crate) async fn join(
     loop {
         let mut last = None;
         for address in addresses {
-            let attempt = tokio::time::timeout(ATTEMPT, ask(address, myself, guest, secret, book)).await;
+            let attempt = tokio::time::timeout(ATTEMPT, ask(address, myself, guest, former, secret, book)).await;
             match attempt.unwrap_or_else(|_| Err(unreachable_node(address, "no answer in time"))) {
                 Ok(group) => return Ok(group),
-                Err(error) if matches!(error.reason(), "FOREIGN_SECRET" | "PEER_PROTOCOL") => return Err(error),
+                Err(error) if matches!(error.reason(), "FOREIGN_SECRET" | "PEER_PROTOCOL" | "FOREIGN_CLUSTER") => {
+                    return Err(error);
+                }
                 Err(error) => {
                     tracing::info!(address, %error, "not let in yet");
                     last = Some(error);
@@ -62,8 +73,24 @@ pub(crate) async fn join(
     }
 }
 
-async fn ask(address: &str, myself: &Myself, guest: bool, secret: &Secret, book: &AddressBook) -> Result<Group, Error> {
+async fn ask(
+    address: &str,
+    myself: &Myself,
+    guest: bool,
+    former: Option<Former>,
+    secret: &Secret,
+    book: &AddressBook,
+) -> Result<Group, Error> {
     let mut connection = connect(address, myself, secret, Lane::Call.number()).await?;
+    if let Some(Former { cluster, epoch }) = former {
+        let found = &connection.welcome;
+        if found.cluster != cluster {
+            return Err(foreign_cluster(found.cluster, cluster));
+        }
+        if found.epoch < epoch {
+            return Err(foreign_epoch(found.epoch, epoch));
+        }
+    }
     let part = Some(from_caller::Part::Join(Join { life: myself.incarnation.0, guest }));
     let gone = |_| unreachable_node(address, "it hung up");
     connection.messages.send(FromCaller { part }).await.map_err(gone)?;

@@ -27,4 +27,4 @@ pub(crate) use book::AddressBook;
 pub(crate) use dial::{Dialer, greet};
 pub(crate) use forget::Forgetter;
 pub(crate) use handshake::{Myself, Secret};
-pub(crate) use join::join;
+pub(crate) use join::{Former, join};

@@ -199,7 +199,7 @@ async fn a_lost_catalog_is_refused_and_rebuilt_from_the_tiers() {
     assert_eq!(error.reason(), "CATALOG_LOST");
     assert!(error.to_string().contains("admin rebuild"), "{error}");
 
-    tidepool_server::folder::DataFolder::open(&data).unwrap().begin_rebuild().unwrap();
+    tidepool_server::folder::DataFolder::open(&data).unwrap().begin_rebuild(&[]).unwrap();
     let server = stopped.start().await;
     server.reconciled().await;
     let client = server.client();

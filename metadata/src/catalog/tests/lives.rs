@@ -319,7 +319,9 @@ fn in_a_rebuild_the_highest_commit_index_of_a_key_wins() {
     assert_eq!(world.adopt(&old), AddReplicaOutcome::Refused(Refusal::NoSuchVersion));
     assert_eq!(world.location("a").version, version(2));
     let second_copy = AdoptItem { copy: world.further("a", 2, replica(3, 12)), facts: new.facts.clone() };
+    assert_eq!(world.location("a").copies.wanted(), 1);
     assert_eq!(world.adopt(&second_copy), AddReplicaOutcome::Added);
+    assert_eq!(world.location("a").copies.wanted(), 2, "none of them is one too many");
     let put = world.stored("b", 9, &[1]);
     let ancient = AdoptItem { copy: world.further("b", 8, replica(2, 8)), facts: announced(&world, 8, 2, 999).facts };
     assert_eq!(world.adopt(&ancient), AddReplicaOutcome::Refused(Refusal::NoSuchVersion));
