@@ -258,7 +258,7 @@ impl Rails {
             };
             let mut group = placed.value;
             if let Some(reason) = group.batch.stop_reason(now) {
-                schedule.given_back(placed.rail, group.bytes, group.batch.priority, None, now);
+                schedule.given_back(placed.rail, group.bytes, group.batch.priority, false, now);
                 stopped.push((group, reason));
                 continue;
             }
@@ -350,7 +350,7 @@ impl Rails {
         if moved > 0 {
             schedule.finished(rail, bytes, batch.priority, at, now);
         } else {
-            schedule.given_back(rail, bytes, batch.priority, None, now);
+            schedule.given_back(rail, bytes, batch.priority, false, now);
         }
         let is_empty = schedule.is_empty();
         drop(schedule);
@@ -363,10 +363,9 @@ impl Rails {
     pub(crate) fn handed_back(&self, mut group: Group, trouble: Trouble) -> bool {
         let now = Instant::now();
         let rail = group.rail;
-        if let Some(Placement { at, .. }) = group.placement.take() {
-            let is_overdue = matches!(trouble, Trouble::Overdue { .. });
-            let slow_for = is_overdue.then(|| now.saturating_duration_since(at));
-            self.schedule.lock().given_back(rail, group.bytes, group.batch.priority, slow_for, now);
+        if group.placement.take().is_some() {
+            let is_slow = matches!(trouble, Trouble::Overdue { .. });
+            self.schedule.lock().given_back(rail, group.bytes, group.batch.priority, is_slow, now);
         }
         let mut begins_to_rest = false;
         match trouble {

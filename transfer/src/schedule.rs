@@ -32,9 +32,12 @@ const SAMPLE_BYTES: u64 = 4 << 20;
 /// Share of a new sample in the estimate, and how far from the estimate it may be.
 const SAMPLE_SHARE: f64 = 0.25;
 const SAMPLE_FACTOR: f64 = 4.0;
+/// What a group may take longer than it was believed, in seconds, beyond that factor, to count: a connection that is made anew is no
+/// latency.
+const LATENCY_STEP: f64 = 1e-3;
 /// How much a rail may hold, in time; and in bytes at least, so that one piece is moved while another is asked for.
 const WINDOW_SECONDS: f64 = 0.01;
-const WINDOW_MIN: f64 = (4 << 20) as f64;
+const WINDOW_MIN: f64 = (2 << 20) as f64;
 const WINDOW_MAX: f64 = (64 << 20) as f64;
 /// A rail that nobody used for this long is given a group to find out how fast it is now.
 const EXPLORE_AFTER: Duration = Duration::from_secs(1);
@@ -259,25 +262,19 @@ impl<T> Schedule<T> {
         if began <= placed {
             // It was alone: what it took beyond its bytes is latency.
             let beyond = now.saturating_duration_since(placed).as_secs_f64() - bytes as f64 / load.bandwidth;
-            load.latency += (beyond.clamp(0.0, 1.0) - load.latency) / 8.0;
+            let most = load.latency * SAMPLE_FACTOR + LATENCY_STEP;
+            load.latency += (beyond.clamp(0.0, most) - load.latency) / 8.0;
         }
         load.busy_since = Some(now);
         load.end(bytes, priority);
     }
 
-    /// A rail gave a group back. If it was for its slowness, that is a sample of what it moved: nothing.
-    pub(crate) fn given_back(
-        &mut self,
-        rail: RailIndex,
-        bytes: u64,
-        priority: Priority,
-        slow_for: Option<Duration>,
-        now: Instant,
-    ) {
+    /// A rail gave a group back. If it was for its slowness, that is a sample of what it moved since it last ended one: nothing.
+    pub(crate) fn given_back(&mut self, rail: RailIndex, bytes: u64, priority: Priority, is_slow: bool, now: Instant) {
         let load = &mut self.loads[usize::from(rail)];
-        if let Some(elapsed) = slow_for {
-            load.sample(0, elapsed.max(SAMPLE_TIME));
-            load.busy_since = Some(now);
+        if is_slow && let Some(since) = load.busy_since.replace(now) {
+            // What several groups waited for at once was lost once.
+            load.sample(0, now.saturating_duration_since(since));
         }
         load.end(bytes, priority);
     }

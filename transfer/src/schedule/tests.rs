@@ -171,3 +171,17 @@ fn a_rail_that_nobody_used_for_long_is_tried_again() {
     let believed = simulated.schedule.load(1).bandwidth();
     assert!(believed > 5e8, "{believed}");
 }
+
+/// A rail that was cut for a moment was believed slow and late for long after, so that the next cut of it was noticed late.
+#[test]
+fn what_a_cut_cost_is_believed_once_and_not_at_its_length() {
+    let (mut schedule, begun) = (Schedule::new([1e9]), Instant::now());
+    let waiting = |value| Waiting { value, bytes: 1 << 20, priority: Priority::Bulk, rails: 1 };
+    (0..4).for_each(|value| assert_eq!(schedule.place(waiting(value), 0, begun).rail, 0));
+    let cut = begun + Duration::from_millis(100);
+    (0..4).for_each(|_| schedule.given_back(0, 1 << 20, Priority::Bulk, true, cut));
+    assert!(schedule.load(0).bandwidth() > 0.8e9, "{}", schedule.load(0).bandwidth());
+    schedule.place(waiting(4), 0, cut);
+    schedule.finished(0, 1 << 20, Priority::Bulk, cut, cut + Duration::from_secs(1));
+    assert!(schedule.load(0).latency < 1e-3, "{}", schedule.load(0).latency);
+}

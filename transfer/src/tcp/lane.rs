@@ -234,7 +234,7 @@ impl Lane {
             Err(ConnectError { failure, source }) => {
                 tracing::debug!(peer = shared.address, %failure, error = ?source, "no connection");
                 if is_late {
-                    return Err(Trouble::Overdue { is_silent: false });
+                    return Err(Trouble::Overdue { is_silent: true });
                 }
                 self.rest(failure);
                 Err(failure.into())
