@@ -32,6 +32,10 @@ pub struct PutOptions {
     pub upsert: bool,
     /// Pinned from the start.
     pub pin: bool,
+    /// For so long, at most 24 h, nodes evict the object after all that have no such pin, and before pinned ones. A hint,
+    /// which nodes don't keep over a restart. Zero: not. `None`: for as long as the version was to be that an upsert
+    /// replaces, if the node had that one; else not.
+    pub soft_pin: Option<Duration>,
     /// How many copies there are to be, on as many nodes, at most 15; 0: as many as the node's setting says.
     pub replicas: u32,
     /// With how many of them the put is acknowledged; 0: one. The rest is made later.
@@ -54,6 +58,7 @@ impl PutOptions {
             group: self.group.clone(),
             upsert: self.upsert,
             pin: self.pin,
+            soft_pin_milliseconds: self.soft_pin.map(|pin| u64::try_from(pin.as_millis()).unwrap_or(u64::MAX)),
             replicas: self.replicas,
             min_replicas: self.min_replicas,
             ids: items.map(Items::ids),

@@ -11,8 +11,8 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use tidepool_client::{
-    BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo, Task, TaskKind, TaskListing,
-    TaskState, Tls,
+    BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo, OneSidedReads, Task, TaskKind,
+    TaskListing, TaskState, Tls,
 };
 
 use crate::address::Registry;
@@ -93,7 +93,7 @@ fn task_row(py: Python<'_>, task: Task) -> PyResult<Py<PyAny>> {
 
 #[pymethods]
 impl Connection {
-    /// Connects. `tls`: files with certificate, key and authorities, and the name of nodes.
+    /// Connects. `reads`: local, hedged, one-sided (0 never, 1 by RDMA, 2 always), and one-sided puts. `tls`: files with certificate, key and authorities, and the name of nodes.
     #[staticmethod]
     #[expect(clippy::too_many_arguments, reason = "the Python side names them")]
     fn connect<'py>(
@@ -106,18 +106,26 @@ impl Connection {
         connect_timeout: f64,
         connections: usize,
         retries: u32,
-        local_reads: bool,
+        reads: (bool, bool, u8, bool),
         same_host: bool,
         tls: Option<(PathBuf, PathBuf, PathBuf, Option<String>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let tls =
             tls.map(|(certificate, key, authorities, name)| Tls::from_files(&certificate, &key, &authorities, name));
+        let (local_reads, hedged_reads, one_sided_reads, one_sided_puts) = reads;
         let settings = ClientSettings {
             deadline: seconds("deadline", deadline)?,
             connect_timeout: seconds("connect_timeout", connect_timeout)?,
             connections,
             retries,
             local_reads,
+            hedged_reads,
+            one_sided_reads: match one_sided_reads {
+                0 => OneSidedReads::Never,
+                1 => OneSidedReads::Rdma,
+                _ => OneSidedReads::Always,
+            },
+            one_sided_puts,
             same_host,
             engine_tls: tls.transpose().map_err(|error| of_transfer(py, &error))?,
             ..ClientSettings::default()
@@ -173,6 +181,18 @@ impl Connection {
     #[getter]
     fn lent_puts(&self) -> PyResult<u64> {
         Ok(self.client()?.lent_puts())
+    }
+
+    /// Objects that this client read from nodes' memory itself.
+    #[getter]
+    fn one_sided_reads(&self) -> PyResult<u64> {
+        Ok(self.client()?.one_sided_reads())
+    }
+
+    /// Puts whose values nodes read from this client's memory.
+    #[getter]
+    fn one_sided_puts(&self) -> PyResult<u64> {
+        Ok(self.client()?.one_sided_puts())
     }
 
     /// The value as `bytes`, or a `View` of it; None if there is no such object.

@@ -34,15 +34,17 @@ impl AsRef<[u8]> for Key {
     }
 }
 
-/// What a put asks for: durability, number of the data type, group, upsert, pin, replicas, min_replicas, prefer.
-pub(crate) type Options = (bool, u8, String, bool, bool, u32, u32, Vec<String>);
+/// What a put asks for: durability, number of the data type, group, upsert, pin, replicas, min_replicas, prefer, and
+/// milliseconds of soft pin.
+pub(crate) type Options = (bool, u8, String, bool, bool, u32, u32, Vec<String>, Option<u64>);
 
 /// The client's options.
 pub(crate) fn put_options(options: Options) -> PyResult<PutOptions> {
-    let (nvme, data_type, group, upsert, pin, replicas, min_replicas, prefer) = options;
+    let (nvme, data_type, group, upsert, pin, replicas, min_replicas, prefer, soft_pin) = options;
+    let soft_pin = soft_pin.map(Duration::from_millis);
     let durability = if nvme { Durability::Nvme } else { Durability::Memory };
     let data_type = self::data_type(data_type)?;
-    Ok(PutOptions { durability, data_type, group, upsert, pin, replicas, min_replicas, prefer })
+    Ok(PutOptions { durability, data_type, group, upsert, pin, soft_pin, replicas, min_replicas, prefer })
 }
 
 pub(crate) fn data_type(number: u8) -> PyResult<DataType> {

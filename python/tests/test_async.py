@@ -28,6 +28,18 @@ def test_every_call_can_be_awaited(node, key):
         assert await store.get(key, fresh=True) == b"new"
         assert await store.put_batch([f"{key}/1", f"{key}/2"], [b"1", b"2"]) == [True, True]
         assert await store.get_batch([f"{key}/1", "missing"]) == [b"1", None]
+        view, none = await store.get_batch_views([f"{key}/2", "missing"])
+        assert bytes(view) == b"2" and none is None
+        assert await store.put_from(f"{key}/1", buffer) is False
+        assert await store.remove_batch(["missing"]) == ["missing"]
+        assert await store.task(1) is None and await store.cancel_task(1) is None
+        assert [task async for task in store.tasks() if task.key == key.encode()] == []
+        here = (await store.server_info()).node
+        for begin in (lambda: store.begin_move(key, here, here), lambda: store.begin_copy(f"{key}/none", [here])):
+            with pytest.raises(tidepool.TidepoolError):
+                await begin()
+        numbers = (store.native_calls, store.local_hits, store.lent_puts, store.one_sided_reads, store.one_sided_puts)
+        assert all(number >= 0 for number in numbers) and not store.closed
         assert await store.get_batch_into([f"{key}/2"], [buffer]) == [1]
         assert await store.put_parts(f"{key}/3", [b"a", b"b"]) is True
         assert await store.exists(key) is True
@@ -46,6 +58,11 @@ def test_every_call_can_be_awaited(node, key):
             await store.get("")
 
     run(node, work)
+
+
+def test_nothing_of_the_waiting_store_is_missing():
+    public = [name for name in vars(tidepool.Store) if not name.startswith("_")]
+    assert [name for name in public if not hasattr(tidepool.AsyncStore, name)] == []
 
 
 def test_a_hundred_gets_overlap_and_the_loop_goes_on(own_node):

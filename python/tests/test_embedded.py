@@ -84,6 +84,45 @@ def test_one_is_awaited(node, store, key):
     assert store.get(f"{key}/lost") is None
 
 
+def test_copies_go_to_nodes_that_are_preferred_and_are_read_there(node, store, key):
+    lenders = [tidepool.Store.embedded(node.grpc, **SMALL) for _ in range(3)]
+    try:
+        here, *others = lenders
+        for turn, other in enumerate(others * 2):
+            # By its number, and by its address.
+            name = other.node if turn < 2 else other.address
+            value = os.urandom(MIB)
+            assert here.put(f"{key}/{turn}", value, replicas=2, min_replicas=2, prefer=["nobody", name])
+            holders = [replica.node for replica in store.stat(f"{key}/{turn}").replicas]
+            assert sorted(holders) == sorted([here.node, other.node])
+            # The node that is asked holds none: it names those that do, of which one or two are asked.
+            for hedged in (True, False):
+                with tidepool.Store.connect(node.grpc, hedged_reads=hedged) as reader:
+                    assert all(reader.get(f"{key}/{turn}") == value for _ in range(30))
+        with pytest.raises(tidepool.InvalidError) as error:
+            here.put(key, b"v", prefer=["n"] * 17)
+        assert error.value.reason == "BAD_PREFERENCE"
+        with pytest.raises(tidepool.InvalidError):
+            here.put(key, b"v", prefer="nobody")
+    finally:
+        for lender in lenders:
+            lender.leave(hand_over=0)
+
+
+def test_copies_have_the_soft_pin_of_their_put(node, store, key):
+    here, there = (tidepool.Store.embedded(node.grpc, **SMALL) for _ in range(2))
+    try:
+        put = {"replicas": 2, "min_replicas": 2, "prefer": [there.node]}
+        assert here.put(f"{key}/soft", bytes(MIB), soft_pin=3600, **put)
+        for number in range(100):
+            assert there.put(f"{key}/{number}", bytes(MIB))
+        holders = [replica.node for replica in store.stat(f"{key}/soft").replicas]
+        assert sorted(holders) == sorted([here.node, there.node])
+    finally:
+        here.leave(hand_over=0)
+        there.leave(hand_over=0)
+
+
 def test_what_it_does_not_hand_over_is_missing(node, store, key):
     embedded = tidepool.Store.embedded(node.grpc, **SMALL)
     embedded.put(key, b"v")

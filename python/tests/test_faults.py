@@ -124,23 +124,43 @@ def test_a_server_killed_in_mid_call_and_restarted(own_node):
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, time, tidepool
+import asyncio, os, signal, sys, threading, time, tidepool
+from mooncake.store import MooncakeDistributedStore
 from node import stop
 # Whoever runs tests in the background of a shell has them ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 store = tidepool.Store.connect(sys.argv[1], deadline=60.0)
-stop(int(sys.argv[2]))
+compatible = MooncakeDistributedStore()
+assert compatible.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1]) == 0
+
+async def awaited():
+    async with await tidepool.AsyncStore.connect(sys.argv[1], deadline=60.0) as store:
+        stop(int(sys.argv[2]))
+        await store.get("k")
+
+calls = {
+    "get": lambda: store.get("k"),
+    "put": lambda: store.put("k", bytes(1 << 20)),
+    "put_batch": lambda: store.put_batch(["a", "b"], [b"1", b"2"]),
+    "get_into": lambda: store.get_into("k", bytearray(10)),
+    "list": lambda: list(store.list()),
+    "awaited": lambda: asyncio.run(awaited()),
+    "compatible": lambda: compatible.batch_is_exist(["k"]),
+}
+if sys.argv[3] != "awaited":
+    stop(int(sys.argv[2]))
 threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 began = time.monotonic()
 try:
-    store.get("k")
+    calls[sys.argv[3]]()
 except KeyboardInterrupt:
     print("interrupted", time.monotonic() - began < 30)
 """
 
 
-def test_control_c_ends_a_long_call(own_node):
-    code, said = in_process(INTERRUPTED, own_node.grpc, str(own_node.process.pid))
+@pytest.mark.parametrize("call", ["get", "put", "put_batch", "get_into", "list", "awaited", "compatible"])
+def test_control_c_ends_a_long_call(own_node, call):
+    code, said = in_process(INTERRUPTED, own_node.grpc, str(own_node.process.pid), call)
     own_node.resume()
     assert (code, said.strip()) == (0, "interrupted True")
 

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from node import Node
 
 import tidepool
 from tidepool import DataType
@@ -257,6 +258,46 @@ def test_reads_on_the_same_host_take_no_call(node, key):
         assert reader.local_hits == 2
         assert reader.get_into(key, buffer, fresh=True) == 3 * MIB
         assert reader.local_hits == 2
+
+
+def test_objects_are_read_where_they_lie_if_that_is_asked_for(node, key):
+    value = pattern(MIB)[:MIB]
+    away = {"same_host": False, "local_reads": False}
+    with tidepool.Store.connect(node.grpc, one_sided_reads="always", **away) as one_sided:
+        one_sided.put(key, value)
+        buffer = bytearray(MIB)
+        assert one_sided.get(key) == value and one_sided.get_into(key, buffer) == MIB and buffer == value
+        assert one_sided.one_sided_reads == 2
+        one_sided.put(f"{key}/small", b"v")
+        assert one_sided.get(f"{key}/small") == b"v" and one_sided.one_sided_reads == 2
+        assert one_sided.one_sided_puts == 1
+    with tidepool.Store.connect(node.grpc, one_sided_reads="always", one_sided_puts=False, **away) as reads_alone:
+        assert reads_alone.put(f"{key}/2", value) and reads_alone.get(f"{key}/2") == value
+        assert (reads_alone.one_sided_reads, reads_alone.one_sided_puts) == (1, 0)
+    with tidepool.Store.connect(node.grpc, one_sided_reads="never", **away) as never:
+        assert never.get(key) == value and never.put(f"{key}/3", value)
+        assert (never.one_sided_reads, never.one_sided_puts) == (0, 0)
+    with pytest.raises(tidepool.InvalidError, match="one_sided_reads") as error:
+        tidepool.Store.connect(node.grpc, one_sided_reads="sometimes")
+    assert error.value.field == "one_sided_reads"
+
+
+def test_what_has_a_soft_pin_leaves_last(tmp_path):
+    node = Node(tmp_path / "data", dram="32MiB", more=["nvme.enabled=false"]).start()
+    try:
+        with tidepool.Store.connect(node.grpc) as store:
+            assert store.put("pinned", bytes(MIB), soft_pin=3600)
+            assert store.put("plain", bytes(MIB))
+            assert store.put("let go", bytes(MIB), soft_pin=3600.5)
+            store.upsert("let go", bytes(MIB), soft_pin=0)
+            for number in range(100):
+                assert store.put(f"k/{number}", bytes(MIB))
+            assert store.exists_batch(["pinned", "plain", "let go"]) == [True, False, False]
+            for wrong in (-1, 86_401, float("nan"), float("inf")):
+                with pytest.raises(tidepool.InvalidError, match="soft_pin"):
+                    store.put("k", b"v", soft_pin=wrong)
+    finally:
+        node.stop()
 
 
 def test_threads_share_a_store(store, key):

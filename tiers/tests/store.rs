@@ -202,6 +202,78 @@ async fn when_nothing_may_be_forgotten_a_put_is_refused_in_bounded_time() {
     node.assert_accounts();
 }
 
+const LONG: Duration = Duration::from_secs(3600);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_softly_pinned_leaves_after_all_else() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let pinned = node.put_pinned(MIB as usize, LONG).await;
+    let ended = node.put_pinned(MIB as usize, Duration::from_nanos(1)).await;
+    let names = node.put_many(64, MIB as usize / 2).await;
+    node.assert_right(&pinned, MIB as usize).await;
+    for gone in [&ended, &names[0]] {
+        assert!(node.try_read(gone).await.unwrap().is_none());
+    }
+    node.assert_accounts();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn soft_pins_give_way_where_nothing_else_may_go() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let first = node.put_pinned(MIB as usize, LONG).await;
+    // Full of soft pins: the coldest of them go.
+    for _ in 0..20 {
+        node.put_pinned(MIB as usize, LONG).await;
+    }
+    assert!(node.try_read(&first).await.unwrap().is_none());
+    node.demote_all().await;
+    // Full of what is leased, but for one.
+    let second = node.put_pinned(MIB as usize, LONG).await;
+    for _ in 0..10 {
+        let name = node.put(MIB as usize).await;
+        node.forget.leased.lock().unwrap().push(name);
+    }
+    let reserved = node.store.reserve(5 * MIB, 10).await;
+    assert!(reserved.is_ok(), "{:?}", reserved.err());
+    assert!(node.try_read(&second).await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn soft_pins_are_carried_along_on_disk() {
+    let node = TestNode::new(16 * MIB, Some(32 * MIB)).await;
+    let mut pinned = Vec::new();
+    for _ in 0..8 {
+        pinned.push(node.put_pinned(MIB as usize, LONG).await);
+    }
+    node.demote_all().await;
+    node.put_many(200, MIB as usize / 2).await;
+    for name in &pinned {
+        node.assert_right(name, MIB as usize).await;
+    }
+    // More than half of the disk is too much to carry: it goes on taking what comes.
+    for _ in 0..60 {
+        node.put_pinned(MIB as usize, LONG).await;
+    }
+    node.put_many(20, MIB as usize / 2).await;
+    node.assert_accounts();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_version_keeps_the_soft_pin_of_the_old_one() {
+    let node = TestNode::new(16 * MIB, None).await;
+    let old = node.put_pinned(MIB as usize, LONG).await;
+    let new = node.seal_again(&old, MIB as usize).await;
+    let left = node.store.soft_pin(&new, None);
+    assert!(left <= LONG && left > LONG / 2, "{left:?}");
+    assert!(node.store.complete(&new, new.version.sequence));
+    assert!(node.store.free(old.tenant, &old.key, old.replica));
+    node.put_many(64, MIB as usize / 2).await;
+    node.assert_right(&new, MIB as usize).await;
+    let other = node.seal_only(10).await;
+    assert_eq!(node.store.soft_pin(&other, None), Duration::ZERO, "nothing to keep");
+    assert_eq!(node.store.soft_pin(&other, Some(Duration::MAX)), tidepool_tiers::store::MAX_SOFT_PIN);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unanswered_forget_keeps_the_object_and_is_asked_again() {
     let node = TestNode::new(16 * MIB, None).await;

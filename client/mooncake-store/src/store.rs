@@ -19,13 +19,15 @@ use crate::wait::{runtime, wait};
 /// milliseconds says otherwise.
 const LEASE: Duration = Duration::from_secs(10);
 const LONGEST_LEASE: Duration = Duration::from_secs(60);
+/// The other store's default.
+const SOFT_PIN: Duration = Duration::from_secs(1800);
 /// Most copies of an object.
 const MOST_COPIES: usize = 15;
 
-/// What a soft pin does to a put's object. Objects have no soft pins here: it is checked, and changes nothing.
+/// What a put does about a soft pin, by which an object is evicted after others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SoftPinAction {
-    /// Leave it as it is.
+    /// What is replaced has its pin on.
     #[default]
     Preserve,
     /// Set one.
@@ -43,22 +45,25 @@ pub struct ReplicateConfig {
     pub with_hard_pin: bool,
     /// Nodes that are to have the copies beside the first, as far as these name any: as [`PutOptions::prefer`].
     pub preferred_segments: Vec<String>,
-    /// Not looked at.
+    /// What becomes of the soft pin, by which the object is evicted after others.
     pub soft_pin_action: SoftPinAction,
-    /// For how long; only together with [`SoftPinAction::Enable`].
+    /// For how long, half an hour if it isn't said; only together with [`SoftPinAction::Enable`].
     pub soft_pin_ttl_ms: Option<u64>,
 }
 
 impl ReplicateConfig {
     fn options(config: Option<&Self>) -> Result<PutOptions, StoreError> {
         let Some(config) = config else { return Ok(PutOptions::default()) };
-        if config.soft_pin_ttl_ms.is_some() && config.soft_pin_action != SoftPinAction::Enable {
-            return Err(StoreError::OperationFailed(INVALID_PARAMS));
-        }
+        let soft_pin = match (config.soft_pin_action, config.soft_pin_ttl_ms) {
+            (SoftPinAction::Enable, milliseconds) => Some(milliseconds.map_or(SOFT_PIN, Duration::from_millis)),
+            (SoftPinAction::Disable, None) => Some(Duration::ZERO),
+            (SoftPinAction::Preserve, None) => None,
+            (_, Some(_)) => return Err(StoreError::OperationFailed(INVALID_PARAMS)),
+        };
         let copies = if config.replica_num <= 1 { 0 } else { config.replica_num.min(MOST_COPIES) };
         let replicas = u32::try_from(copies).unwrap_or(0);
         let prefer = config.preferred_segments.clone();
-        Ok(PutOptions { pin: config.with_hard_pin, replicas, prefer, ..PutOptions::default() })
+        Ok(PutOptions { pin: config.with_hard_pin, soft_pin, replicas, prefer, ..PutOptions::default() })
     }
 }
 

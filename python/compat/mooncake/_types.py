@@ -6,6 +6,7 @@ from typing import List, Optional, Tuple
 
 from . import _codes
 
+SOFT_PIN_TTL_MS = 1_800_000
 SOFT_PIN_TTL_MOST_MS = 86_400_000
 
 
@@ -25,7 +26,7 @@ class ObjectDataType(Enum):
 
 
 class SoftPinAction(Enum):
-    """What a put does about a soft pin. Accepted; there are no soft pins."""
+    """What a put does about a soft pin, by which a value is evicted after others."""
 
     PRESERVE = 0
     ENABLE = 1
@@ -101,7 +102,7 @@ class ReplicateConfig:
 
     def options(
         self, upsert: bool, group: Optional[str] = None, data_type: Optional[int] = None
-    ) -> Tuple[bool, int, str, bool, bool, int, int, List[str]]:
+    ) -> Tuple[bool, int, str, bool, bool, int, int, List[str], Optional[int]]:
         """As the native put takes them. Without `group`: the only one that there is, if there is one."""
         if group is None:
             group = self.group_ids[0] if self.group_ids and len(self.group_ids) == 1 else ""
@@ -111,7 +112,12 @@ class ReplicateConfig:
         replicas = 0 if self.replica_num <= 1 else min(self.replica_num, 15)
         # The deprecated one wins, as there.
         prefer = [self.preferred_segment] if self.preferred_segment else list(self.preferred_segments)
-        return False, data_type, group, upsert, bool(self.with_hard_pin), replicas, 0, prefer[:16]
+        return False, data_type, group, upsert, bool(self.with_hard_pin), replicas, 0, prefer[:16], self._soft_pin()
+
+    def _soft_pin(self) -> Optional[int]:
+        if self.soft_pin_action is SoftPinAction.ENABLE:
+            return SOFT_PIN_TTL_MS if self.soft_pin_ttl_ms is None else self.soft_pin_ttl_ms
+        return 0 if self.soft_pin_action is SoftPinAction.DISABLE else None
 
     def of_key(self, place: int) -> "ReplicateConfig":
         """The same for one key of several."""

@@ -1,6 +1,7 @@
 """Arguments as the native part takes them; shared by the waiting and the awaited store."""
 
 import json
+import math
 import os
 from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -11,6 +12,7 @@ Size = Union[int, str]
 Path = Union[str, "os.PathLike[str]"]
 
 
+ONE_SIDED_READS = ("never", "rdma", "always")
 # Of a connection, if nothing else is said.
 DEADLINE = 30.0
 CONNECT_TIMEOUT = 2.0
@@ -29,6 +31,9 @@ def connection(
     retries: int = RETRIES,
     local_reads: bool = True,
     same_host: bool = True,
+    hedged_reads: bool = True,
+    one_sided_reads: str = "rdma",
+    one_sided_puts: bool = True,
     tls_certificate: Optional[Path] = None,
     tls_key: Optional[Path] = None,
     tls_authorities: Optional[Path] = None,
@@ -46,7 +51,11 @@ def connection(
     elif token_file:
         raise InvalidError("give a token or a token file, not both", "BAD_ARGUMENT", field="token_file")
     tls = _tls(tls_certificate, tls_key, tls_authorities, tls_name)
-    return endpoints, token, tenant, deadline, connect_timeout, connections, retries, local_reads, same_host, tls
+    if one_sided_reads not in ONE_SIDED_READS:
+        words = f"one_sided_reads is {one_sided_reads!r}: give one of {', '.join(ONE_SIDED_READS)}"
+        raise InvalidError(words, "BAD_ARGUMENT", field="one_sided_reads")
+    reads = (local_reads, hedged_reads, ONE_SIDED_READS.index(one_sided_reads), one_sided_puts)
+    return endpoints, token, tenant, deadline, connect_timeout, connections, retries, reads, same_host, tls
 
 
 def _tls(
@@ -127,7 +136,9 @@ def _toml(value: object) -> str:
     raise TypeError(f"a setting is text, a number, a bool or a list of them, not {type(value).__name__}")
 
 
-Options = Tuple[bool, int, str, bool, bool, int, int, List[str]]
+Options = Tuple[bool, int, str, bool, bool, int, int, List[str], Optional[int]]
+
+SOFT_PIN_MOST = 86_400.0
 
 
 def put_options(
@@ -139,6 +150,7 @@ def put_options(
     replicas: int,
     min_replicas: int,
     prefer: Sequence[str],
+    soft_pin: Optional[float],
 ) -> Options:
     """The native options of a put."""
     if durability not in ("memory", "nvme"):
@@ -148,7 +160,11 @@ def put_options(
             raise InvalidError(f"{name} is {number}: give 0 to 15", "BAD_ARGUMENT", field=name)
     if isinstance(prefer, str):
         raise InvalidError(f"prefer is {prefer!r}: give a list of names", "BAD_ARGUMENT", field="prefer")
-    return durability == "nvme", int(data_type), group, upsert, pin, replicas, min_replicas, list(prefer)
+    if soft_pin is not None and not 0 <= soft_pin <= SOFT_PIN_MOST:
+        words = f"soft_pin is {soft_pin}: give seconds from 0 to {SOFT_PIN_MOST:.0f}"
+        raise InvalidError(words, "BAD_ARGUMENT", field="soft_pin")
+    milliseconds = None if soft_pin is None else math.ceil(soft_pin * 1000)
+    return durability == "nvme", int(data_type), group, upsert, pin, replicas, min_replicas, list(prefer), milliseconds
 
 
 def one(keys) -> list:

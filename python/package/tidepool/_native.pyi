@@ -4,8 +4,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 __version__: str
 
-# Durability NVMe, number of the data type, group, upsert, pin, replicas, min_replicas, prefer.
-_Options = Tuple[bool, int, str, bool, bool, int, int, List[str]]
+# Durability NVMe, number of the data type, group, upsert, pin, replicas, min_replicas, prefer, milliseconds of soft pin.
+_Options = Tuple[bool, int, str, bool, bool, int, int, List[str], Optional[int]]
 
 class View:
     """A value as it came, or memory of :func:`allocate`: has a writable buffer, and keeps its memory."""
@@ -41,7 +41,7 @@ class Connection:
         connect_timeout: float,
         connections: int,
         retries: int,
-        local_reads: bool,
+        reads: Tuple[bool, bool, int, bool],
         same_host: bool,
         tls: Optional[Tuple[str, str, str, Optional[str]]],
     ) -> Any: ...
@@ -54,6 +54,10 @@ class Connection:
     def native_calls(self) -> int: ...
     @property
     def lent_puts(self) -> int: ...
+    @property
+    def one_sided_reads(self) -> int: ...
+    @property
+    def one_sided_puts(self) -> int: ...
     def get(
         self, awaits: bool, key: Any, offset: int, length: Optional[int], fresh: bool, as_view: bool
     ) -> Any: ...

@@ -39,6 +39,9 @@ class AsyncStore:
         retries: int = _arguments.RETRIES,
         local_reads: bool = True,
         same_host: bool = True,
+        hedged_reads: bool = True,
+        one_sided_reads: str = "rdma",
+        one_sided_puts: bool = True,
         tls_certificate: Optional[_arguments.Path] = None,
         tls_key: Optional[_arguments.Path] = None,
         tls_authorities: Optional[_arguments.Path] = None,
@@ -56,6 +59,9 @@ class AsyncStore:
             retries,
             local_reads,
             same_host,
+            hedged_reads,
+            one_sided_reads,
+            one_sided_puts,
             tls_certificate,
             tls_key,
             tls_authorities,
@@ -78,6 +84,31 @@ class AsyncStore:
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._native.closed
+
+    @property
+    def native_calls(self) -> int:
+        """How many calls went by the node's transfer engine, rather than by gRPC."""
+        return self._native.native_calls
+
+    @property
+    def local_hits(self) -> int:
+        """How many objects were read from the memory of the node on this host, without a call."""
+        return self._native.local_hits
+
+    @property
+    def lent_puts(self) -> int:
+        """How many puts the node on this host copied from memory of :func:`tidepool.allocate`."""
+        return self._native.lent_puts
+
+    @property
+    def one_sided_reads(self) -> int:
+        """How many objects this client read from nodes' memory itself."""
+        return self._native.one_sided_reads
+
+    @property
+    def one_sided_puts(self) -> int:
+        """How many puts' values nodes read from this program's memory."""
+        return self._native.one_sided_puts
 
     async def __aenter__(self) -> "AsyncStore":
         return self
@@ -128,6 +159,10 @@ class AsyncStore:
     def get_batch(self, keys: Sequence[Key]) -> Awaitable[List[Union[bytes, None, TidepoolError]]]:
         """Reads many."""
         return self._native.get_batch(True, _arguments.one(keys), False)
+
+    def get_batch_views(self, keys: Sequence[Key]) -> Awaitable[List[Union[View, None, TidepoolError]]]:
+        """As :meth:`get_batch`, but views."""
+        return self._native.get_batch(True, _arguments.one(keys), True)
 
     def get_batch_into(
         self, keys: Sequence[Key], buffers: Sequence[Any], *, fresh: bool = False

@@ -119,7 +119,7 @@ class EmbeddedStore(_Lender, Store):
             settings: further settings of a node, such as ``{"nvme.queue_depth": 64, "labels.rack": "r7"}``.
             hand_over: seconds that others have to take over what a temporary instance holds, when it ends.
             connection: as of :meth:`Store.connect`: tenant, deadline, connect_timeout, connections, retries, local_reads,
-                same_host, and certificates, which are the instance's too.
+                same_host, hedged_reads, one_sided_reads, one_sided_puts, and certificates, which are the instance's too.
 
         Raises:
             InvalidError: a setting is out of bounds (``BAD_CONFIG``). UnavailableError: no node let it in within a minute.

@@ -39,6 +39,9 @@ class Store:
         retries: int = _arguments.RETRIES,
         local_reads: bool = True,
         same_host: bool = True,
+        hedged_reads: bool = True,
+        one_sided_reads: str = "rdma",
+        one_sided_puts: bool = True,
         tls_certificate: Optional[_arguments.Path] = None,
         tls_key: Optional[_arguments.Path] = None,
         tls_authorities: Optional[_arguments.Path] = None,
@@ -58,6 +61,13 @@ class Store:
             local_reads: read objects in the DRAM of a node on this host without a call. They may be up to 5 s behind
                 removals by others; ``fresh=True`` avoids that.
             same_host: use shared memory and unix sockets with a node on this host; else TCP, as with any other.
+            hedged_reads: ask a second node, too, for an object that several other nodes hold, when the first one is slow to
+                begin its answer: at most every twentieth read.
+            one_sided_reads: whose memory this client reads itself, of objects from 64 KiB in DRAM: ``rdma``: that of nodes on
+                other hosts, where an RDMA device can; ``never``; ``always``: by whatever there is, which is slower than
+                asking without a device, and is for tests.
+            one_sided_puts: let nodes on other hosts read values of puts from this program's memory, where an RDMA device
+                can. Not where ``one_sided_reads`` is ``never``.
             tls_certificate: PEM file with this program's certificate, for nodes with ``engine.tls_certificate``: what goes by
                 their engines is encrypted then. gRPC is not: it carries what the engines don't, and everything while a node's
                 engine can't be reached or has no certificate that fits. Default: ``$TIDEPOOL_TLS_CERTIFICATE``.
@@ -80,6 +90,9 @@ class Store:
             retries,
             local_reads,
             same_host,
+            hedged_reads,
+            one_sided_reads,
+            one_sided_puts,
             tls_certificate,
             tls_key,
             tls_authorities,
@@ -118,6 +131,16 @@ class Store:
         """How many puts, or messages of a batch put, the node on this host copied from memory of :func:`tidepool.allocate`."""
         return self._native.lent_puts
 
+    @property
+    def one_sided_reads(self) -> int:
+        """How many objects this client read from nodes' memory itself."""
+        return self._native.one_sided_reads
+
+    @property
+    def one_sided_puts(self) -> int:
+        """How many puts' values nodes read from this program's memory."""
+        return self._native.one_sided_puts
+
     def __enter__(self) -> "Store":
         return self
 
@@ -137,6 +160,7 @@ class Store:
         replicas: int = 0,
         min_replicas: int = 0,
         prefer: Sequence[str] = (),
+        soft_pin: Optional[float] = None,
     ) -> bool:
         """Stores the bytes of ``value``: ``bytes``, ``bytearray``, ``memoryview``, a contiguous array.
 
@@ -153,8 +177,11 @@ class Store:
             min_replicas: with how many the put is acknowledged; 0: one. The rest is made later.
             prefer: nodes that are to have the further copies before others: each by its number, the address of its gRPC, that
                 without its port, or the label of its host. Other names name none.
+            soft_pin: seconds, at most 86,400, for which nodes evict it after others, and before pinned ones: a hint, which is
+                not kept over a restart of a node. 0: not. None: as long as what an upsert replaces.
         """
-        options = _arguments.put_options(durability, data_type, group, upsert, pin, replicas, min_replicas, prefer)
+        put_options = _arguments.put_options
+        options = put_options(durability, data_type, group, upsert, pin, replicas, min_replicas, prefer, soft_pin)
         return self._native.put(False, key, [value], options)
 
     def put_parts(self, key: Key, parts: Sequence[Any], **options: Any) -> bool:
@@ -378,6 +405,7 @@ def _options(options: dict) -> tuple:
         "replicas": 0,
         "min_replicas": 0,
         "prefer": (),
+        "soft_pin": None,
     }
     unknown = options.keys() - known.keys()
     if unknown:

@@ -17,9 +17,11 @@ from mooncake.store import (
     SoftPinAction,
     bind_to_numa_node,
 )
+from node import Node
 
 import tidepool
 
+MIB = 1 << 20
 MISSING, INVALID, LEASED, UNSUPPORTED = -704, -600, -706, -1012
 
 
@@ -448,6 +450,31 @@ def test_configs_are_checked(store, key, memory):
     assert store.put(f"{key}2", b"v", config) == INVALID
     config.soft_pin_action = SoftPinAction.ENABLE
     assert store.put(f"{key}2", b"v", config) == 0
+
+
+def test_soft_pins_are_kept(tmp_path):
+    node = Node(tmp_path / "data", dram="32MiB", more=["nvme.enabled=false"]).start()
+    store = MooncakeDistributedStore()
+    try:
+        assert store.setup(**setup_of(node)) == 0
+        soft, off, kept = ReplicateConfig(), ReplicateConfig(), ReplicateConfig()
+        soft.soft_pin_action, off.soft_pin_action = SoftPinAction.ENABLE, SoftPinAction.DISABLE
+        brief = ReplicateConfig()
+        brief.soft_pin_action, brief.soft_pin_ttl_ms = SoftPinAction.ENABLE, 0
+        value = bytes(MIB)
+        for name, configs in {"soft": [soft], "kept": [soft, kept], "off": [soft, off], "0": [brief], "none": [kept]}.items():
+            for config in configs:
+                assert store.upsert(name, value, config) == 0
+        assert store.put_batch([f"k/{place}" for place in range(10)], [value] * 10) == 0
+        for place in range(100):
+            assert store.put(f"k/{place}", value) == 0
+        assert store.batch_is_exist(["soft", "kept", "off", "0", "none"]) == [1, 1, 0, 0, 0]
+        for wrong in (-1, 86_400_001):
+            soft.soft_pin_ttl_ms = wrong
+            assert store.put("x", b"v", soft) == INVALID
+    finally:
+        store.close()
+        node.stop()
 
 
 def test_groups_are_kept(node, store, key, memory):

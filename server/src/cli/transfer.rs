@@ -3,6 +3,7 @@
 use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use clap::{Args, ValueEnum};
@@ -42,7 +43,10 @@ pub(super) struct PutArguments {
     /// Pin it from the start
     #[arg(long)]
     pin: bool,
-    /// Group that it is evicted with
+    /// Evict it after others, for so many seconds
+    #[arg(long)]
+    soft_pin_seconds: Option<u64>,
+    /// Group that it belongs to: kept and shown
     #[arg(long, default_value = "", hide_default_value = true)]
     group: String,
     /// What it holds: kv_cache, tensor, weight, ..
@@ -102,6 +106,7 @@ pub(super) async fn put(
         group: arguments.group.clone(),
         upsert: arguments.upsert,
         pin: arguments.pin,
+        soft_pin: arguments.soft_pin_seconds.map(Duration::from_secs),
         replicas: arguments.replicas,
         min_replicas: arguments.min_replicas,
         prefer: arguments.prefer.clone(),

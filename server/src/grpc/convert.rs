@@ -1,10 +1,13 @@
 //! Between messages and domain types.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tidepool_metadata::catalog::{MAX_GROUP_BYTES, MAX_SESSION_ANSWERS, Presence, SessionId};
 use tidepool_metadata::{
     DataType, ErrorKind, Incarnation, KeyError, LogIndex, NodeId, ObjectKey, TenantId, VersionId, proto,
 };
+use tidepool_tiers::store::MAX_SOFT_PIN;
 
 use super::StoreApi;
 use crate::error::Error;
@@ -102,12 +105,18 @@ pub(crate) fn options(options: Option<proto::PutOptions>, count: usize) -> Resul
         );
         return Err(invalid("BAD_PREFERENCE", "prefer", message));
     }
+    let soft_pin = Duration::from_millis(options.soft_pin_milliseconds.unwrap_or(0));
+    if soft_pin > MAX_SOFT_PIN {
+        let message = format!("a soft pin of {soft_pin:?}: give at most {MAX_SOFT_PIN:?}");
+        return Err(invalid("BAD_SOFT_PIN", "soft_pin_milliseconds", message));
+    }
     Ok(PutOptions {
         durable_on_nvme: options.durability() == proto::Durability::Nvme,
         data_type: data_type(options.data_type)?,
         group: (!options.group.is_empty()).then(|| options.group.as_str().into()),
         upsert: options.upsert,
         pin: options.pin,
+        soft_pin: options.soft_pin_milliseconds.map(Duration::from_millis),
         replicas: options.replicas,
         min_replicas: options.min_replicas,
         prefer: options.prefer.into(),

@@ -60,6 +60,8 @@ struct Proposal {
     prefer: Arc<[String]>,
     fetching: Vec<NodeId>,
     item: CompleteItem,
+    /// For how long it and its copies have a soft pin.
+    soft_pin: Duration,
     spread: Spread,
     quota: Option<QuotaHold>,
 }
@@ -451,6 +453,10 @@ impl Filled {
             service.free(&sealed.name);
             return Err(error.into());
         }
+        let soft_pin = match options.soft_pin {
+            None if !options.upsert => Duration::ZERO,
+            wanted => service.inner.store.soft_pin(&sealed.name, wanted),
+        };
         let durability = if options.durable_on_nvme { Durability::Nvme } else { Durability::Memory };
         let item = CompleteItem {
             tenant,
@@ -470,14 +476,14 @@ impl Filled {
             request,
         };
         let spread = Spread::default();
-        Ok(Proposal { service, sealed, prefer: options.prefer, fetching, item, spread, quota })
+        Ok(Proposal { service, sealed, prefer: options.prefer, fetching, item, soft_pin, spread, quota })
     }
 }
 
 impl Proposal {
     /// Has other nodes pull the further copies.
     async fn spread(mut self) -> Result<Self, Error> {
-        let Self { service, sealed, prefer, fetching, item, .. } = &self;
+        let Self { service, sealed, prefer, fetching, item, soft_pin, .. } = &self;
         let pull = Pull {
             tenant: item.tenant.0,
             key: item.key.as_bytes().to_vec().into(),
@@ -488,6 +494,7 @@ impl Proposal {
             durable_on_nvme: item.durability == Durability::Nvme,
             source: service.inner.node.0,
             commit_index: 0,
+            soft_pin_milliseconds: u64::try_from(soft_pin.as_millis()).unwrap_or(u64::MAX),
         };
         let spread = match service.spread(sealed, prefer, fetching, pull, item.copies).await {
             Ok(spread) => spread,

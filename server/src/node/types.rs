@@ -1,6 +1,7 @@
 //! What callers of the node say and hear, free of any protocol.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidepool_metadata::{DataType, LogIndex, ObjectKey, TenantId, VersionId};
 use tidepool_transfer::Memory;
@@ -31,6 +32,8 @@ pub struct PutOptions {
     pub upsert: bool,
     /// Pinned from the start.
     pub pin: bool,
+    /// For how long the object is evicted after others; `None`: as what an upsert replaces.
+    pub soft_pin: Option<Duration>,
     /// How many copies there are to be; 0: as many as the node's setting says.
     pub replicas: u32,
     /// With how many the put is acknowledged; 0: one.

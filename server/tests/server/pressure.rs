@@ -66,6 +66,32 @@ async fn of_a_batch_larger_than_the_room_as_many_are_stored_as_fit_and_the_other
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_has_a_soft_pin_outlives_what_has_none_and_passes_it_on() {
+    let server = TestServer::with(&["nvme.enabled=false"]).await;
+    let client = server.client();
+    let long = Some(Duration::from_secs(3600));
+    let soft = PutOptions { soft_pin: long, ..PutOptions::default() };
+    let upsert = PutOptions { upsert: true, ..PutOptions::default() };
+    let unpin = PutOptions { soft_pin: Some(Duration::ZERO), ..upsert.clone() };
+    for (key, options) in [("kept", &soft), ("replaced", &soft), ("let go", &soft), ("plain", &upsert)] {
+        client.put(key, value(1, MIB), options).await.unwrap();
+    }
+    client.put("replaced", value(2, MIB), &upsert).await.unwrap();
+    client.put("let go", value(2, MIB), &unpin).await.unwrap();
+    for n in 0..100 {
+        client.put(format!("k/{n}"), value(n, MIB), &PutOptions::default()).await.unwrap();
+    }
+    let mut found = Vec::new();
+    for key in ["kept", "replaced", "let go", "plain"] {
+        found.push(client.exists(key).await.unwrap());
+    }
+    assert_eq!(found, [Existence::Present, Existence::Present, Existence::Missing, Existence::Missing]);
+    let too_long = PutOptions { soft_pin: Some(Duration::from_secs(86_401)), ..PutOptions::default() };
+    let refused = client.put("x", value(1, 10), &too_long).await.expect_err("more than a day");
+    assert_eq!(refused.reason(), "BAD_SOFT_PIN");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn five_times_the_capacity_from_ten_writers_costs_old_objects_and_no_error() {
     for settings in [&["nvme.enabled=false"][..], &[]] {
         let server = TestServer::with(settings).await;

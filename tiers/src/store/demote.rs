@@ -78,13 +78,15 @@ async fn make_room(inner: &Arc<Inner>, unanswered: &mut VecDeque<Asked>) {
     let mut leaving_bytes = 0;
     let mut forgetting: Vec<Asked> = unanswered.drain(..).collect();
     let mut refused = 0_usize;
+    // All others were refused: soft pins give way.
+    let mut soft_pins_too = false;
     // A write that failed is not repeated with the next one in the same round: forgetting makes room as well.
     let mut nvme_takes = true;
     let starting = inner.excess() > 0;
     loop {
         let excess = if starting { inner.excess() } else { 0 };
         while writing_bytes < DEMOTING_BYTES && excess > leaving_bytes && forgetting.len() < FORGET_BATCH {
-            let Some(victim) = inner.next_victim(nvme_takes) else { break };
+            let Some(victim) = inner.next_victim(nvme_takes, soft_pins_too) else { break };
             match victim.fate {
                 Fate::Dropped => inner.room.notify_waiters(),
                 Fate::Write(slices, nvme) => {
@@ -110,7 +112,12 @@ async fn make_room(inner: &Arc<Inner>, unanswered: &mut VecDeque<Asked>) {
             let forgotten = forget(inner, batch, unanswered).await;
             leaving_bytes = writing_bytes;
             refused = if forgotten == 0 { refused + asked } else { 0 };
-            if !unanswered.is_empty() || refused > inner.state.lock().resident.len() {
+            let (all, plain) = {
+                let tables = inner.state.lock();
+                (tables.resident.len(), tables.resident.plain())
+            };
+            soft_pins_too |= refused > plain;
+            if !unanswered.is_empty() || refused > all {
                 // No answer, or all of them are leased or pinned: who waits for room is refused in bounded time.
                 break;
             }
@@ -147,7 +154,7 @@ impl Inner {
     }
 
     /// Takes the coldest replica that may leave out of the eviction order and says what is to be done with it.
-    fn next_victim(&self, nvme_takes: bool) -> Option<Victim> {
+    fn next_victim(&self, nvme_takes: bool, soft_pins_too: bool) -> Option<Victim> {
         let serving = self.serving_nvme().ok();
         let serves = serving.is_some();
         let nvme = serving.filter(|_| nvme_takes && self.nvme_writes() != WritePolicy::Never);
@@ -159,7 +166,7 @@ impl Inner {
             tables.resident.remove(id);
             return Some(Victim { id, name, bytes, fate: Fate::ForgetFurther });
         }
-        let id = tables.resident.evict()?;
+        let id = tables.evict(soft_pins_too)?;
         let entry = tables.index.get_mut(id)?;
         let (name, bytes) = (name_of(entry), entry.object_length);
         // A copy on a tier that is out of service is none, unless the put asked for it: then it is the one that counts.

@@ -223,6 +223,19 @@ impl Index {
         self.find_by(tenant, key, |_| true)
     }
 
+    /// Replicas of other versions of that key.
+    pub(crate) fn find_others(
+        &self,
+        tenant: TenantId,
+        key: &[u8],
+        version: VersionId,
+    ) -> impl Iterator<Item = EntryId> {
+        let hash = KeyHash::of(tenant, key).0;
+        let is_other =
+            move |entry: &Entry| entry.tenant == tenant && entry.key.as_bytes() == key && entry.version != version;
+        self.table.iter_hash(hash).copied().filter(move |&id| self.slab.get(id).is_some_and(is_other))
+    }
+
     fn find_by(&self, tenant: TenantId, key: &[u8], is: impl Fn(&Entry) -> bool) -> Option<EntryId> {
         let hash = KeyHash::of(tenant, key).0;
         let matches = |id: &EntryId| {

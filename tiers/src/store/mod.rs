@@ -33,6 +33,7 @@ mod read;
 mod recovery;
 mod report;
 mod scrub;
+mod soft_pin;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -54,9 +55,10 @@ pub use index::EntryId;
 pub use read::{ByteRange, ObjectReader};
 pub use recovery::{Phase, PhaseReport, RecoveryReport};
 pub use report::{SlicePlace, TierReport, TierUsage};
+pub use soft_pin::MAX_SOFT_PIN;
 
 use crate::StoreError;
-use crate::eviction::{Eviction, EvictionPolicy};
+use crate::eviction::EvictionPolicy;
 use crate::memory::{MemoryTier, RecoveredSlices};
 use crate::nvme::{Location, NvmeTier, WritePolicy};
 use index::{Entry, Index, State};
@@ -185,7 +187,7 @@ struct Attached {
 struct Tables {
     index: Index,
     /// Complete replicas with DRAM slices, coldest first out.
-    resident: Box<dyn Eviction>,
+    resident: soft_pin::Resident,
     /// Those of them that leave before any other, whatever the order says: copies beyond what their objects are to have.
     further: BTreeSet<EntryId>,
     /// Promotions under way; readers wait on them instead of reading again.
@@ -204,7 +206,7 @@ impl TieredStore {
         nvme: Option<(Arc<NvmeTier>, WritePolicy)>,
         forget: Arc<dyn Forget>,
     ) -> Self {
-        let resident = config.eviction.build();
+        let resident = soft_pin::Resident::new(config.eviction);
         let inner = Arc::new(Inner {
             memory,
             nvme: RwLock::new(None),
@@ -345,6 +347,7 @@ impl Inner {
     fn drop_entry(&self, tables: &mut Tables, id: EntryId) {
         tables.resident.remove(id);
         tables.further.remove(&id);
+        tables.resident.unpin(id);
         if let Some(entry) = tables.index.remove(id)
             && let Some(locations) = &entry.nvme
         {

@@ -144,9 +144,11 @@ impl RecordOwner for Inner {
 
 impl Inner {
     fn judge(&self, records: &[(SliceHeader, Location)], reclaimed: &HashSet<Location>) -> Vec<Judgement> {
+        let capacity = self.nvme_capacity();
         let mut tables = self.state.lock();
         let mut judge = |(header, location): &(SliceHeader, Location)| {
             let found = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica);
+            let is_kept = found.is_some_and(|id| tables.is_kept_on_disk(id, capacity));
             let Some(entry) = found.and_then(|id| tables.index.get_mut(id)) else { return Judgement::Drop };
             if !holds(entry, header.slice_index, *location) {
                 return Judgement::Drop;
@@ -156,7 +158,7 @@ impl Inner {
                 self.release_others(entry.nvme.take(), reclaimed);
                 return Judgement::Drop;
             }
-            if entry.reads > 0 || entry.durable || entry.state == State::Sealed {
+            if is_kept || entry.reads > 0 || entry.durable || entry.state == State::Sealed {
                 // A second chance, and a new count.
                 entry.reads = 0;
                 return Judgement::Keep;

@@ -4,8 +4,8 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -32,6 +32,8 @@ pub(crate) struct ScriptedForget {
     pub(crate) asked: AtomicU64,
     /// Of these further ones.
     pub(crate) asked_further: AtomicU64,
+    /// Refused whatever is said of others: they are leased.
+    pub(crate) leased: Mutex<Vec<ReplicaName>>,
     /// Replicas that were told to be gone.
     pub(crate) lost: AtomicU64,
 }
@@ -50,7 +52,10 @@ impl Forget for ScriptedForget {
             1 => ForgetAnswer::Refused,
             _ => ForgetAnswer::Unanswered,
         };
-        async move { vec![answer; replicas.len()] }.boxed()
+        let leased = self.leased.lock().unwrap();
+        let answer = |name| if leased.contains(name) { ForgetAnswer::Refused } else { answer };
+        let answers = replicas.iter().map(answer).collect();
+        async move { answers }.boxed()
     }
 
     fn forget_further(&self, replicas: Vec<ReplicaName>) -> BoxFuture<'_, Vec<ForgetAnswer>> {
@@ -183,6 +188,14 @@ impl TestNode {
         Ok(name)
     }
 
+    /// Puts an object with a soft pin.
+    pub(crate) async fn put_pinned(&self, length: usize, duration: Duration) -> ReplicaName {
+        let name = self.seal_only(length).await;
+        assert_eq!(self.store.soft_pin(&name, Some(duration)), duration);
+        assert!(self.store.complete(&name, name.version.sequence));
+        name
+    }
+
     pub(crate) async fn seal_only(&self, length: usize) -> ReplicaName {
         self.try_seal(length).await.unwrap()
     }
@@ -201,11 +214,15 @@ impl TestNode {
 
     /// Puts another version of the key of `old`, beside it.
     pub(crate) async fn put_again(&self, old: &ReplicaName, length: usize) -> ReplicaName {
-        let mut identity = self.identity(self.sequence.fetch_add(1, Ordering::SeqCst));
-        identity.name.key = old.key.clone();
-        let name = self.try_seal_as(identity, length).await.unwrap();
+        let name = self.seal_again(old, length).await;
         assert!(self.store.complete(&name, name.version.sequence));
         name
+    }
+
+    pub(crate) async fn seal_again(&self, old: &ReplicaName, length: usize) -> ReplicaName {
+        let mut identity = self.identity(self.sequence.fetch_add(1, Ordering::SeqCst));
+        identity.name.key = old.key.clone();
+        self.try_seal_as(identity, length).await.unwrap()
     }
 
     pub(crate) async fn put_many(&self, count: usize, length: usize) -> Vec<ReplicaName> {

@@ -148,6 +148,9 @@ impl NodeService {
         let buffer = tokio::time::timeout_at(deadline, received).await.map_err(late)??;
         // From here on nothing may be given up: what is sealed is freed by an answer.
         buffer.seal(ReplicaIdentity { name: name.clone(), data_type }, Some(pull.checksum))?;
+        if pull.soft_pin_milliseconds > 0 {
+            self.inner.store.soft_pin(&name, Some(Duration::from_millis(pull.soft_pin_milliseconds)));
+        }
         if let Err(error) = self.inner.store.write_through(&name, pull.durable_on_nvme).await {
             // Never proposed, so nobody can know it.
             self.free(&name);

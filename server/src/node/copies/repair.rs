@@ -369,6 +369,7 @@ pub(super) fn pull_of(name: &ReplicaName, location: &ObjectLocation, source: Nod
         durable_on_nvme,
         source: source.0,
         commit_index: location.commit_index.0,
+        soft_pin_milliseconds: 0,
     }
 }
 
