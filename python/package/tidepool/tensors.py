@@ -58,6 +58,11 @@ class Header(NamedTuple):
         """As torch names it."""
         return _TYPES[self.type_number][0]
 
+    @property
+    def element_bytes(self) -> int:
+        """Of one element."""
+        return _TYPES[self.type_number][2]
+
 
 def encode(tensor: Tensor) -> Tuple[bytes, Any]:
     """Header and elements; the elements share the tensor's memory if it is contiguous and in host memory."""
@@ -105,6 +110,11 @@ def unpack(value: Any) -> Header:
     if min((*shape, *whole_shape), default=0) < 0 or count * _TYPES[type_number][2] != data_bytes:
         raise _no_tensor("its shape does not fit its length")
     return Header(type_number, shape, data_bytes, whole_shape, split_dimension - 1, rank, size)
+
+
+def number_of(type_name: str) -> Optional[int]:
+    """The number in a header of a type that torch names so; None if it can't be stored."""
+    return _NUMBERS.get(type_name)
 
 
 def decode(value: Any, framework: Optional[str] = None) -> Tensor:
