@@ -258,3 +258,30 @@ def test_settings_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("MOONCAKE_MASTER", "m:2")
     config = MooncakeConfig.load_from_env()
     assert (config.master_server_address, config.global_segment_size) == ("m:2", 3_355_443_200)
+    assert (config.local_hostname, config.metadata_server, config.tenant_id) == ("localhost", "P2PHANDSHAKE", "default")
+    for name, text in {"OFFLOAD_ENABLED": "On", "TENANT_ID": "t", "PROTOCOL": " RDMA", "CLIENT_HTTP_PORT": "9301"}.items():
+        monkeypatch.setenv(f"MOONCAKE_{name}", text)
+    config = MooncakeConfig.load_from_env()
+    assert (config.enable_ssd_offload, config.enable_client_http_server) == (True, False)
+    assert (config.tenant_id, config.protocol, config.client_http_port) == ("t", "rdma", 9301)
+
+
+@pytest.mark.parametrize(
+    "name, wrong",
+    [
+        ("local_hostname", ""),
+        ("metadata_server", 7),
+        ("master_server_address", " "),
+        ("protocol", ""),
+        ("global_segment_size", -1),
+        ("global_segment_size", "GB"),
+        ("local_buffer_size", "much"),
+        ("enable_ssd_offload", "perhaps"),
+    ],
+)
+def test_settings_that_can_not_be_meant_are_refused(tmp_path, name, wrong):
+    path = tmp_path / "mooncake.json"
+    settings = {"local_hostname": "h", "metadata_server": "P2PHANDSHAKE", "master_server_address": "m:1"}
+    path.write_text(json.dumps({**settings, name: wrong}))
+    with pytest.raises(ValueError):
+        MooncakeConfig.from_file(str(path))
