@@ -33,7 +33,7 @@ test: setup ## All tests: unit, property, crash, fault and process tests, and th
 test-python: setup ## The Python packages, against a real node. PYTHON chooses the interpreter.
 	$(ROCKSDB) && scripts/test-python
 
-test-integrations: setup ## The storage code of SGLang and LMCache, from their wheels, and torch (5 GB), against a real node.
+test-integrations: setup ## The storage code of SGLang, LMCache and vLLM, from their wheels, and torch (5 GB), against a real node.
 	$(ROCKSDB) && scripts/test-integrations
 
 wheel: setup ## Wheels of the Python packages, in dist/ of the build output, tried in an environment of their own.

@@ -24,6 +24,22 @@ NAMES = (
     "lmcache.v1.storage_backend.local_cpu_backend",
     "lmcache.v1.system_detection",
     "nvtx",
+    "huggingface_hub",
+    "vllm.config",
+    "vllm.distributed.kv_events",
+    "vllm.distributed.kv_transfer.kv_connector.utils",
+    "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
+    "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_utils",
+    "vllm.distributed.parallel_state",
+    "vllm.envs",
+    "vllm.forward_context",
+    "vllm.logger",
+    "vllm.model_executor",
+    "vllm.platforms",
+    "vllm.utils.network_utils",
+    "vllm.utils.torch_utils",
+    "vllm.v1",
 )
 # Packages whose own `__init__` is not run, because it imports all the rest.
 PACKAGES = (
@@ -36,6 +52,18 @@ PACKAGES = (
     "lmcache.v1",
     "lmcache.v1.storage_backend",
     "lmcache.v1.storage_backend.connector",
+    "vllm",
+    "vllm.distributed",
+    "vllm.distributed.ec_transfer",
+    "vllm.distributed.ec_transfer.ec_connector",
+    "vllm.distributed.ec_transfer.ec_connector.mooncake",
+    "vllm.distributed.ec_transfer.ec_connector.mooncake_store_embedding",
+    "vllm.distributed.kv_transfer",
+    "vllm.distributed.kv_transfer.kv_connector",
+    "vllm.distributed.kv_transfer.kv_connector.v1",
+    "vllm.distributed.kv_transfer.kv_connector.v1.mooncake",
+    "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store",
+    "vllm.utils",
 )
 
 
@@ -125,3 +153,5 @@ def install(folder: str) -> None:
     for name in ("torch_dev", "device_ops", "c_ops"):
         setattr(sys.modules["lmcache"], name, StandIn())
     sys.modules["lmcache"].torch_device_type = "cpu"
+    for name in ("get_dcp_group", "get_pcp_group", "get_tensor_model_parallel_rank", "get_tensor_model_parallel_world_size"):
+        setattr(sys.modules["vllm.distributed"], name, StandIn())
