@@ -74,6 +74,13 @@ class MooncakeConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"Invalid {name}: {getattr(self, name)}. Size must be non-negative.")
 
+    def changed(self, settings: Mapping[str, Any]) -> "MooncakeConfig":
+        """The same with other values of these settings, as a file has them. ValueError for what can't be meant, or is none."""
+        unknown = [name for name in settings if name not in _VARIABLES]
+        if unknown:
+            raise ValueError(f"There is no setting {unknown[0]!r}")
+        return _of({**vars(self), **settings})
+
     @staticmethod
     def from_file(file_path: str) -> "MooncakeConfig":
         """Of a JSON file. ValueError if a field is missing that has no default."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -90,6 +91,76 @@ def test_a_metadata_server_keeps_keys():
     assert fetch(f"{url}?key=a", "POST", b"")[0] == 405
     assert fetch(url)[0] == 400
     server.shutdown()
+
+
+@pytest.fixture
+def service(node, tmp_path):
+    settings = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "master_server_address": "none:1"}
+    file = tmp_path / "mooncake.json"
+    file.write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "mooncake.mooncake_store_service", f"--config={file}", "--port=0"]
+    command += [f"-Dmaster_server_address={node.grpc}", "-D", "global_segment_size=32MB"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    yield process.stdout.readline().split()[-1]
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+def test_a_store_is_served_by_http(service, store, key):
+    def call(path, method="GET", body=None):
+        status, said = fetch(f"{service}/{path}", method, None if body is None else json.dumps(body).encode())
+        return status, said if path.startswith("get/") and status == 200 else json.loads(said)
+
+    quoted = urllib.parse.quote(f"{key}/é ?", safe="")
+    assert call(f"exist/{quoted}") == (200, {"exists": False})
+    assert call(f"get/{quoted}") == (404, {"error": "Key not found"})
+    assert call("put", "PUT", {"key": f"{key}/é ?", "value": "välue"}) == (200, {"status": "success"})
+    assert store.get(f"{key}/é ?") == call(f"get/{quoted}")[1] == "välue".encode()
+    assert call(f"exist/{quoted}") == (200, {"exists": True})
+    # It was asked about, and has a lease.
+    assert call(f"remove/{quoted}", "DELETE") == (500, {"error": "Remove operation failed"})
+    assert call("remove_all", "DELETE")[0] == 200 and store.get(f"{key}/é ?") == b""
+
+    status, mounted = call("mount", "POST", {"size": 32 << 20})
+    assert (status, mounted["allocated_size"]) == (200, 32 << 20)
+    assert call("unmount", "POST", {"segment_ids": ["none"]})[0] == 500
+    assert call("unmount", "POST", {"segment_ids": mounted["segment_ids"]}) == (200, {"status": "success"})
+    for path, body in {
+        "put": {"key": key},
+        "mount": {"size": "32MB"},
+        "unmount": {},
+        "unmount_local_disk": {"grace_period_seconds": 3601},
+        "mount_shm": {"name": "x"},
+        "unmount_shm": {"segment_ids": [7]},
+        "reconfigure": {"mode": "other"},
+    }.items():
+        assert call(path, "PUT" if path == "put" else "POST", body)[0] == 400
+    for body in ([], "text", None):
+        assert call("put", "PUT", body)[0] == 400
+    assert fetch(f"{service}/put", "PUT", b"[" * 100_000)[0] == 400
+    assert fetch(f"{service}/put", "PUT", b'{"key": "\\ud800", "value": "v"}')[0] == 400
+    assert call("mount_shm", "POST", {"name": "x", "size": 4096}) == (500, {"error": "Mount failed, ret=-1012"})
+    assert call("reconfigure", "POST", {"mode": "decode", "path": "/x", "size": 1})[0] == 500
+    assert call("reconfigure", "POST", {"mode": "Prefill"}) == (200, {"status": "success", "mode": "prefill"})
+    for path, method in (("else", "GET"), ("get", "GET"), ("get/", "GET"), ("put/k", "PUT"), ("put", "POST")):
+        assert call(path, method, {})[0] == 404
+    assert call("exist/%ff")[0] == 400
+    address = urllib.parse.urlsplit(service)
+    with socket.create_connection((address.hostname, address.port), 10) as connection:
+        connection.sendall(b"PUT /api/put HTTP/1.1\r\nHost: h\r\nContent-Length: 999999999999\r\n\r\n")
+        assert b" 413 " in connection.makefile("rb").readline()
+
+
+def test_a_service_without_a_store_gives_up(tmp_path, monkeypatch):
+    from mooncake import mooncake_store_service
+
+    monkeypatch.setenv("MC_STORE_CLIENT_SETUP_RETRIES", "1")
+    monkeypatch.delenv("MOONCAKE_CONFIG_PATH", raising=False)
+    monkeypatch.setenv("MOONCAKE_MASTER", "127.0.0.1:1")
+    assert mooncake_store_service.sync_main(["--max-wait-time=0", "-Dglobal_segment_size=0"]) == 1
+    for wrong in ("-Dglobal_segment_size=much", "-Dno_such=1", "-Dmaster_server_address=", f"--config={tmp_path}/none"):
+        with pytest.raises(SystemExit):
+            mooncake_store_service.sync_main([wrong])
 
 
 def test_versions_are_the_same():
