@@ -18,6 +18,7 @@ use crate::control::Dial;
 use crate::error::{Failure, TransferError};
 use crate::lend::poll_each;
 use crate::peer::Peer;
+use crate::spin::Spin;
 use crate::stream::{ConnectError, Stream, TICK};
 use crate::wire::{HEADER_BYTES, Header, Kind, REQUEST_MAX, WireError};
 
@@ -39,6 +40,7 @@ pub(crate) struct Exchanges {
     most_idle: usize,
     /// Of the next message: no answer is taken for another's.
     next_id: AtomicU64,
+    spin: Spin,
 }
 
 /// An answer on its way. Dropped before its end, its connection is closed.
@@ -72,7 +74,7 @@ struct Asked(Answer, u64);
 
 impl Exchanges {
     pub(crate) fn new(dial: Arc<Dial>, most_idle: usize) -> Self {
-        Self { dial, idle: Mutex::default(), most_idle, next_id: AtomicU64::new(1) }
+        Self { dial, idle: Mutex::default(), most_idle, next_id: AtomicU64::new(1), spin: Spin::default() }
     }
 
     fn connection(&self, deadline: Instant) -> Result<Stream, ConnectError> {
@@ -183,6 +185,7 @@ impl Asked {
         while answer.received < HEADER_BYTES {
             let (mut stream, room) =
                 (answer.stream.as_ref().ok_or(Failure::Closed)?, &mut answer.first[answer.received..]);
+            let _waiting = answer.peer.exchanges.spin.for_answer(stream);
             let count = received(stream.read(room), answer.deadline)?;
             answer.received += count;
             answer.note_progress(count)?;

@@ -52,6 +52,7 @@ mod settings;
 mod shm;
 mod slice;
 mod slots;
+mod spin;
 mod stream;
 mod tcp;
 mod tls;

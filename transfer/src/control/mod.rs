@@ -25,6 +25,7 @@ use rustix::event::PollFlags;
 use self::driven::Driven;
 pub(crate) use self::driven::Driving;
 use crate::error::Failure;
+use crate::spin::Spin;
 use crate::stream::{ConnectError, Stream, TICK};
 use crate::wire::{HEADER_BYTES, Header, Kind, WireError};
 
@@ -88,6 +89,7 @@ struct Received {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    spin: Spin,
 }
 
 /// A call whose answer somebody will fetch.
@@ -317,6 +319,7 @@ impl Connection {
             if !may_block && self.stream.poll(PollFlags::IN, left).is_ok_and(|events| events.is_empty()) {
                 continue;
             }
+            let _waiting = may_block.then(|| receiving.spin.for_answer(&self.stream));
             if let Err(failure) = self.receive(receiving, !may_block) {
                 return self.fail(failure);
             }

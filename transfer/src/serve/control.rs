@@ -22,6 +22,7 @@ use crate::pieces::Pieces;
 use crate::rdma::Serving;
 use crate::region::Region;
 use crate::slice::{AccessRights, Direction, RegionId, RegionKey};
+use crate::spin::ServingThread;
 use crate::stream::Stream;
 use crate::wire::{self, HEADER_BYTES, Header, ITEM_BYTES, Kind, SegmentInfo, WireError};
 
@@ -128,6 +129,7 @@ pub(super) fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Res
     let (mut start, mut end) = (0, 0);
     // Destroyed when this returns, which is before the connection is closed.
     let mut serving = Serving::default();
+    let thread = ServingThread::begin();
     loop {
         let received = &buffer[start..end];
         let header = if received.len() < HEADER_BYTES {
@@ -161,7 +163,8 @@ pub(super) fn serve(context: &Arc<Context>, connection: &Arc<Connection>) -> Res
         if buffer.len() < needed {
             buffer.resize(needed, 0);
         }
-        match (&mut &connection.stream).read(&mut buffer[end..]) {
+        let read = thread.request(&connection.stream, || (&mut &connection.stream).read(&mut buffer[end..]));
+        match read {
             Ok(0) => return if end == 0 { Ok(()) } else { Err(Failure::ConnectionLost) },
             Ok(count) => end += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

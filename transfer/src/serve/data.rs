@@ -26,6 +26,7 @@ use crate::lend::{Lending, Wait};
 use crate::memory::Memory;
 use crate::region::{RegionUse, RemoteAccess};
 use crate::slice::Direction;
+use crate::spin::ServingThread;
 use crate::wire::{self, FENCE_BYTES, HEADER_BYTES, Header, ITEM_BYTES, Kind, OPENING_BYTES, SOME_FAILED, WireError};
 
 /// For a file's turn and for staged memory a frame waits this long: less than its peer waits for the answer.
@@ -50,10 +51,10 @@ struct Served {
 }
 
 pub(super) fn serve(context: &Context, connections: &Registry, connection: &Arc<Connection>) -> Result<(), Failure> {
-    let mut served = Served::default();
+    let (mut served, thread) = (Served::default(), ServingThread::begin());
     loop {
         served.receipt.begin_receipt(OPENING_BYTES);
-        if !receive(&mut served.receipt, connection, true)? {
+        if !thread.request(&connection.stream, || receive(&mut served.receipt, connection, true))? {
             return Ok(());
         }
         let header = Header::decode(served.receipt.control()).map_err(WireError::failure)?;

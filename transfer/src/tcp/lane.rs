@@ -35,6 +35,7 @@ use crate::error::Failure;
 use crate::lend::{Lending, Wait};
 use crate::rails::Trouble;
 use crate::slice::Direction;
+use crate::spin::Spin;
 use crate::stream::{ConnectError, Stream, TICK};
 use crate::wire::{self, HEADER_BYTES, Header, Kind, SOME_FAILED};
 
@@ -108,6 +109,7 @@ pub(crate) struct Lane {
     failures_in_a_row: u32,
     /// Whether a group on it can become overdue: then nothing blocks for a tick.
     is_watched: bool,
+    spin: Spin,
 }
 
 impl Lane {
@@ -307,8 +309,11 @@ impl Lane {
         }
         if until_deadline >= TICK {
             // The socket's own timeout is a tick.
-            let wait = if self.part == Some(Part::Opening) || self.part.is_none() { Wait::Some } else { Wait::All };
-            return self.receive(shared, source, wait);
+            if self.part.is_none_or(|part| part == Part::Opening) {
+                let _waiting = self.spin.for_answer(stream);
+                return self.receive(shared, source, Wait::Some);
+            }
+            return self.receive(shared, source, Wait::All);
         }
         let events = stream.poll(PollFlags::IN, until_deadline).map_err(|_| Failure::System)?;
         if events.is_empty() { self.look_around(shared, source) } else { self.receive(shared, source, Wait::No) }
