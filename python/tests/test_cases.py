@@ -1,12 +1,15 @@
 """Faults that users of other stores reported, as small scenarios, through Python: sizes, and the client itself.
 
 Elsewhere: B006, segments larger than a device can register, in `transfer/`; B003, lengths beyond 32 bits, in `large/`, which `LARGE=1
-make test-python` adds; B136, the interpreter's lock, in `test_faults.py` and `test_async.py`.
+make test-python` adds; of B136 the calls that wait, in `test_faults.py`, and those of a loop, in `test_async.py`.
 """
 
 import contextlib
 import pickle
 import socket
+import sys
+import threading
+import time
 
 import pytest
 from node import Node
@@ -125,6 +128,46 @@ def test_b010_a_value_that_never_fits_costs_no_other(tmp_path):
             assert store.put("large", value(24 * MIB)) and store.get("large") == value(24 * MIB)
     finally:
         node.stop()
+
+
+def test_b136_other_threads_run_while_bytes_are_copied(node, key):
+    """Nobody is made to give the lock up for a minute: another thread runs only where a call lets go of it."""
+    turns, ended = [0], threading.Event()
+
+    def turn():
+        while not ended.is_set():
+            turns[0] += 1
+            time.sleep(0)
+
+    def shared(call):
+        before = turns[0]
+        call()
+        return turns[0] > before
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    thread = threading.Thread(target=turn)
+    thread.start()
+    large, room = value(24 * MIB), bytearray(24 * MIB)
+    try:
+        for endpoint in (node.grpc, node.socket):
+            with tidepool.Store.connect(endpoint) as store:
+                calls = {
+                    "upsert": lambda store=store: store.upsert(key, large),
+                    "get": lambda store=store: store.get(key),
+                    "get_into": lambda store=store: store.get_into(key, room),
+                    "get_batch": lambda store=store: store.get_batch([key]),
+                }
+                for name, call in calls.items():
+                    assert sum(shared(call) for _ in range(8)) >= 4, (endpoint, name)
+        assert not shared(lambda: bytes(room)), "that holds the lock"
+        assert shared(lambda: tidepool.Store.embedded(node.grpc, dram="64MiB").leave(hand_over=0))
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        thread.join()
+    with tidepool.Store.connect(node.grpc) as store:
+        store.remove(key)
 
 
 @pytest.mark.parametrize(
