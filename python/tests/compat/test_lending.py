@@ -146,18 +146,20 @@ def test_a_client_service_lends_for_its_clients(node, other, key, lending, tmp_p
 def test_copies_go_to_segments_that_are_preferred(node, other, key, single):
     lender, config = MooncakeDistributedStore(), ReplicateConfig()
     assert lender.setup(settings(node)) == 0
-    segments = [lender.allocate_and_mount_segment(32 * MIB)["segment_ids"][0] for _ in range(2)]
-    here = other.server_info().node
-    config.replica_num = 2
-    for turn, segment in enumerate(segments * 2):
-        if single:
-            # The older name of the two, which wins.
-            config.preferred_segment, config.preferred_segments = segment, ["nobody"]
-        else:
-            config.preferred_segments = ["nobody", segment]
-        assert lender.put(f"{key}/{turn}", b"v" * MIB, config) == 0
-        assert sorted(holders(other, f"{key}/{turn}")) == sorted([here, segment])
-    assert lender.close() == 0
+    try:
+        segments = [lender.allocate_and_mount_segment(32 * MIB)["segment_ids"][0] for _ in range(2)]
+        here = other.server_info().node
+        config.replica_num = 2
+        for turn, segment in enumerate(segments * 2):
+            if single:
+                # The older name of the two, which wins.
+                config.preferred_segment, config.preferred_segments = segment, ["nobody"]
+            else:
+                config.preferred_segments = ["nobody", segment]
+            assert lender.put(f"{key}/{turn}", b"v" * MIB, config) == 0
+            assert sorted(holders(other, f"{key}/{turn}")) == sorted([here, segment])
+    finally:
+        assert lender.close() == 0
 
 
 def ended(store, task, within=30.0):

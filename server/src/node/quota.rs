@@ -110,7 +110,8 @@ impl NodeService {
     async fn evict_own(&self, tenant: TenantId) -> Result<bool, Error> {
         let mut coldest = self.next_of(tenant).await?;
         let is_in_dram = |held: &HeldReplica| self.inner.store.is_in_dram(tenant, &held.key, held.version);
-        coldest.sort_by_cached_key(|held| (is_in_dram(held), held.commit_index));
+        let is_pinned = |held: &HeldReplica| self.inner.store.is_softly_pinned(tenant, &held.key, held.version);
+        coldest.sort_by_cached_key(|held| (is_pinned(held), is_in_dram(held), held.commit_index));
         let name = |held: &HeldReplica| (held.tenant, held.key.clone(), held.version, held.replica);
         // The first of them may all be leased or pinned.
         for going in coldest.chunks(coldest.len().div_ceil(4).clamp(1, GOING)) {

@@ -1,5 +1,7 @@
 //! Tenants: made by an operator, kept apart, and within their quotas.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tidepool_client::{Client, Existence, PutOutcome};
 use tidepool_metadata::catalog::SessionId;
@@ -95,6 +97,25 @@ async fn a_full_tenant_makes_room_of_its_own() {
     let left = (1 << 20) - row(&server, "team").await["bytes"].as_u64().unwrap();
     assert_eq!(put(&client, "one more", left as usize + 1).await, Ok(PutOutcome::Stored));
     assert_eq!(client.exists(young.key.as_bytes()).await.unwrap(), Existence::Missing);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_full_tenant_what_has_a_soft_pin_goes_last() {
+    let server = TestServer::start().await;
+    change(&server, "create", json!({ "name": "team", "bytes": "1MiB" })).await;
+    let client = client_of(&server, "team");
+    let soft = tidepool_client::PutOptions { soft_pin: Some(Duration::from_secs(3600)), ..Default::default() };
+    for number in 0..10 {
+        client.put(format!("soft/{number}"), vec![1; 50 * KIB].into(), &soft).await.unwrap();
+    }
+    for number in 0..100 {
+        assert_eq!(put(&client, &format!("k/{number}"), 50 * KIB).await, Ok(PutOutcome::Stored), "{number}");
+    }
+    for number in 0..10 {
+        assert_eq!(client.exists(format!("soft/{number}")).await.unwrap(), Existence::Present, "{number}");
+    }
+    // Where nothing else is left, they go.
+    assert_eq!(put(&client, "large", 900 * KIB).await, Ok(PutOutcome::Stored));
 }
 
 /// Puts under way count: a node takes no bytes that would be refused at the end.

@@ -10,7 +10,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use tidepool_metadata::KeyHash;
+use tidepool_metadata::{KeyHash, ObjectKey, TenantId, VersionId};
 use tokio::time::Instant;
 
 use super::index::EntryId;
@@ -138,6 +138,14 @@ impl TieredStore {
             tables.resident.pin(id, now + duration, bytes);
         }
         duration
+    }
+
+    /// Whether the replica of that version here has a soft pin.
+    #[must_use]
+    pub fn is_softly_pinned(&self, tenant: TenantId, key: &ObjectKey, version: VersionId) -> bool {
+        let tables = self.inner.state.lock();
+        let found = tables.index.find(tenant, key.as_bytes(), version);
+        found.and_then(|id| tables.resident.pins.get(&id)).is_some_and(|pin| pin.end > Instant::now())
     }
 }
 
