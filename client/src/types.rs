@@ -25,8 +25,8 @@ pub struct PutOptions {
     pub durability: Durability,
     /// What the object holds.
     pub data_type: DataType,
-    /// Which objects belong together; empty: none. Kept and shown; leases and eviction don't regard it: who needs all of
-    /// a group gets them in one batch, and takes it for missing if one of them is.
+    /// Which objects belong together; empty: none. They are leased and evicted as one: who needs all of a group gets them in
+    /// one batch, and takes it for missing if one of them is.
     pub group: String,
     /// Replace an existing object instead of answering [`PutOutcome::AlreadyExists`].
     pub upsert: bool,

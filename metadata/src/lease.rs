@@ -12,7 +12,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::object::{TenantId, VersionId};
+use crate::node::{Incarnation, NodeId};
+use crate::object::{KeyHash, TenantId, VersionId};
 
 /// How long a lease lasts if its caller does not say.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(5);
@@ -60,6 +61,18 @@ pub struct Leased {
     pub version: VersionId,
     /// The object's length in bytes.
     pub bytes: u64,
+    /// What stands for its group, which is leased with it; a lease of one lets no member be evicted.
+    pub group: Option<VersionId>,
+}
+
+/// What stands for a group in a table of leases: a version that no object has, since no node has the number 0. Two groups have
+/// the same once in 2^96, and are then leased together.
+#[must_use]
+pub fn group_lease(tenant: TenantId, group: &str) -> VersionId {
+    let (one, other) = (KeyHash::of(tenant, group.as_bytes()), KeyHash::of(TenantId(!tenant.0), group.as_bytes()));
+    #[expect(clippy::cast_possible_truncation, reason = "any 32 bits of it")]
+    let incarnation = Incarnation(other.0 as u32);
+    VersionId { node: NodeId(0), incarnation, sequence: one.0 }
 }
 
 /// How asking for a lease ended.
@@ -215,7 +228,7 @@ impl Leases {
     pub fn leased(&self, now: BootTime, version: VersionId) -> Option<(Leased, Duration)> {
         let left = self.remaining(now, version)?;
         let lease = self.by_version.get(&version)?;
-        Some((Leased { tenant: lease.tenant, version, bytes: lease.bytes }, left))
+        Some((Leased { tenant: lease.tenant, version, bytes: lease.bytes, group: None }, left))
     }
 
     /// One holder needs its lease no longer; it ends with the last one. False if there was none.
@@ -319,7 +332,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::node::{Incarnation, NodeId};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -329,7 +341,7 @@ mod tests {
 
     fn object(sequence: u64, bytes: u64) -> Leased {
         let version = VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence };
-        Leased { tenant: TenantId::DEFAULT, version, bytes }
+        Leased { tenant: TenantId::DEFAULT, version, bytes, group: None }
     }
 
     fn table(entries: usize) -> Leases {

@@ -21,6 +21,7 @@ pub use error::{ErrorKind, KeyError};
 pub use log::{LogIndex, LogTime, Term};
 pub use node::{Incarnation, NodeId, TierKind};
 pub use object::{
-    DataType, Durability, KeyHash, MAX_KEY_BYTES, MAX_OBJECT_BYTES, ObjectKey, ReplicaId, TenantId, VersionId,
+    DATA_TYPES, DataType, Durability, KeyHash, MAX_KEY_BYTES, MAX_OBJECT_BYTES, ObjectKey, ReplicaId, TenantId,
+    VersionId,
 };
 pub use slice::{DEFAULT_SLICE_BYTES, SliceHeader};

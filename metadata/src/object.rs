@@ -131,6 +131,9 @@ pub enum Durability {
     Nvme = 1,
 }
 
+/// How many types of data there are.
+pub const DATA_TYPES: usize = 10;
+
 /// What an object holds; stored, filterable, and usable in policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -159,6 +162,28 @@ pub enum DataType {
 }
 
 impl DataType {
+    /// Its name, as people and settings write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::KvCache => "kv_cache",
+            Self::Tensor => "tensor",
+            Self::Weight => "weight",
+            Self::Sample => "sample",
+            Self::Activation => "activation",
+            Self::Gradient => "gradient",
+            Self::OptimizerState => "optimizer_state",
+            Self::Metadata => "metadata",
+            Self::General => "general",
+        }
+    }
+
+    /// All types, by number.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..).map_while(Self::from_number)
+    }
+
     /// The type with this number in messages and formats, if there is one.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
@@ -193,6 +218,6 @@ mod tests {
     #[test]
     fn data_types_keep_their_numbers() {
         assert!((0..10).all(|number| DataType::from_number(number).is_some_and(|data_type| data_type as u8 == number)));
-        assert_eq!(DataType::from_number(10), None);
+        assert_eq!(DataType::from_number(DATA_TYPES as u8), None);
     }
 }

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use tidepool_metadata::catalog::{
     Answer, BucketPage, Catalog, Command, EntryContext, ForgetMode, ForgetOutcome, LoadError, Located,
-    MAX_COMMAND_ITEMS, Outcome, Presence, Query, QuotaRoom, RemoveOutcome, ReplicaName,
+    MAX_COMMAND_ITEMS, Outcome, Presence, Query, QuotaRoom, RemoveOutcome, ReplicaName, TypePolicy,
 };
-use tidepool_metadata::lease::Leased;
-use tidepool_metadata::{LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
+use tidepool_metadata::lease::{Leased, group_lease};
+use tidepool_metadata::{DataType, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
 use tokio::sync::watch;
 
 use crate::consensus::{
@@ -396,6 +396,12 @@ impl CatalogHandle {
         Ok(self.consensus.read(read, |catalog| catalog.quota_room(tenant)).await?.1)
     }
 
+    /// What becomes of objects of a type, and the bytes of all their copies, as this voter knows it.
+    #[must_use]
+    pub fn type_use(&self, data_type: DataType) -> (TypePolicy, u64) {
+        self.consensus.peek(|catalog| catalog.type_use(data_type))
+    }
+
     /// The copies on a node of the next `examined` objects of a tenant, by key behind `after`, as this voter knows them.
     ///
     /// # Errors
@@ -523,11 +529,18 @@ impl CatalogHandle {
         let task = tokio::spawn(async move {
             let mut answers = handle.refuse_pinned(&names, mode);
             let open: Vec<usize> = (0..names.len()).filter(|&position| answers[position].is_none()).collect();
-            let may = handle.leases.begin_forget(open.iter().map(|&position| names[position].2));
+            // A surplus copy takes no group along.
+            let group = |catalog: &Catalog, (tenant, key, version, _): &ForgetName| {
+                (mode == ForgetMode::EvenLast).then(|| catalog.group_lease_of(*tenant, key, *version)).flatten()
+            };
+            let what: Vec<_> = handle.consensus.peek(|catalog| {
+                open.iter().map(|&position| (names[position].2, group(catalog, &names[position]))).collect()
+            });
+            let may = handle.leases.begin_forget(what.iter().copied());
             let (mut closed, mut to_log) = (Vec::new(), Vec::new());
-            for (position, may) in open.into_iter().zip(may) {
+            for ((position, what), may) in open.into_iter().zip(what).zip(may) {
                 if may {
-                    closed.push(names[position].2);
+                    closed.push(what);
                     to_log.push(position);
                 } else {
                     answers[position] = Some(Forgotten::Leased);
@@ -695,7 +708,8 @@ fn located(catalog: &Catalog, query: &Query) -> Result<Vec<Located>, CatalogErro
 fn leasable(tenant: TenantId, located: &Located) -> Option<Leased> {
     match located {
         Located::Found(location) if location.presence == Presence::Present => {
-            Some(Leased { tenant, version: location.version, bytes: location.length })
+            let group = location.group.as_ref().map(|group| group_lease(tenant, group));
+            Some(Leased { tenant, version: location.version, bytes: location.length, group })
         }
         _ => None,
     }

@@ -98,9 +98,13 @@ impl LeaderLeases {
         let now = now();
         let mut table = self.0.lock();
         for what in versions {
-            if !table.forgetting.contains_key(&what.version) {
+            if !table.is_forgetting(what) {
                 table.leases.grant(now, what, duration);
                 table.note(what.version);
+                if let Some(group) = group_of(what) {
+                    table.leases.grant(now, group, duration);
+                    table.note(group.version);
+                }
             }
         }
     }
@@ -110,8 +114,12 @@ impl LeaderLeases {
         let now = now();
         let mut table = self.0.lock();
         let mut renew = |what: Leased| {
-            if table.forgetting.contains_key(&what.version) {
+            if table.is_forgetting(what) {
                 return Duration::ZERO;
+            }
+            if let Some(group) = group_of(what) {
+                table.leases.renew(now, group, duration);
+                table.note(group.version);
             }
             match table.leases.renew(now, what, duration) {
                 LeaseOutcome::Granted(left) => {
@@ -130,7 +138,14 @@ impl LeaderLeases {
     pub(crate) fn release(&self, versions: &[Option<Leased>]) -> Vec<bool> {
         let now = now();
         let mut table = self.0.lock();
-        versions.iter().map(|what| what.is_some_and(|what| table.leases.release(now, what.version))).collect()
+        let mut release = |what: Leased| {
+            let was_leased = table.leases.release(now, what.version);
+            if let Some(group) = what.group.filter(|_| was_leased) {
+                table.leases.release(now, group);
+            }
+            was_leased
+        };
+        versions.iter().map(|what| what.is_some_and(&mut release)).collect()
     }
 
     /// How many leases there are, and the bytes of each tenant.
@@ -149,18 +164,20 @@ impl LeaderLeases {
         self.0.lock().leases.end(version);
     }
 
-    /// Says of each version whether it may be forgotten; those get no lease until [`LeaderLeases::end_forget`].
-    pub(crate) fn begin_forget(&self, versions: impl Iterator<Item = VersionId>) -> Vec<bool> {
+    /// Says of each version, with what stands for its group if that goes with it, whether it may be forgotten; those, and
+    /// other members, get no lease until [`LeaderLeases::end_forget`].
+    pub(crate) fn begin_forget(&self, what: impl Iterator<Item = (VersionId, Option<VersionId>)>) -> Vec<bool> {
         let now = now();
         let mut table = self.0.lock();
-        let mut begin = |version| {
-            let free = !table.leases.is_leased(now, version);
+        let mut begin = |(version, group): (VersionId, Option<VersionId>)| {
+            let both = || std::iter::once(version).chain(group);
+            let free = !both().any(|version| table.leases.is_leased(now, version));
             if free {
-                *table.forgetting.entry(version).or_default() += 1;
+                both().for_each(|version| *table.forgetting.entry(version).or_default() += 1);
             }
             free
         };
-        versions.map(&mut begin).collect()
+        what.map(&mut begin).collect()
     }
 
     /// What was granted since the last time, and how long it lasts; from the first time on, if there `are_listeners`.
@@ -183,9 +200,9 @@ impl LeaderLeases {
         }
     }
 
-    pub(crate) fn end_forget(&self, versions: impl Iterator<Item = VersionId>) {
+    pub(crate) fn end_forget(&self, what: impl Iterator<Item = (VersionId, Option<VersionId>)>) {
         let mut table = self.0.lock();
-        for version in versions {
+        for version in what.flat_map(|(version, group)| std::iter::once(version).chain(group)) {
             if let Some(count) = table.forgetting.get_mut(&version) {
                 *count -= 1;
                 if *count == 0 {
@@ -196,7 +213,16 @@ impl LeaderLeases {
     }
 }
 
+/// The lease that protects the whole group: of no bytes, since its members are there already.
+fn group_of(what: Leased) -> Option<Leased> {
+    what.group.map(|version| Leased { version, bytes: 0, group: None, ..what })
+}
+
 impl Table {
+    fn is_forgetting(&self, what: Leased) -> bool {
+        std::iter::once(what.version).chain(what.group).any(|version| self.forgetting.contains_key(&version))
+    }
+
     fn note(&mut self, version: VersionId) {
         if let Some(news) = self.news.as_mut().filter(|news| news.len() < MOST_NEWS) {
             news.push(version);
@@ -214,7 +240,7 @@ mod tests {
 
     fn object(sequence: u64) -> Leased {
         let version = VersionId { node: NodeId(1), incarnation: Incarnation(1), sequence };
-        Leased { tenant: TenantId::DEFAULT, version, bytes: 10 }
+        Leased { tenant: TenantId::DEFAULT, version, bytes: 10, group: None }
     }
 
     #[test]
@@ -243,11 +269,39 @@ mod tests {
         let news = leader.news(true);
         assert_eq!(news.iter().map(|(what, _)| *what).collect::<Vec<_>>(), [one, other]);
         voter.take_over(news);
-        let may = voter.begin_forget([one, other, released].map(|what| what.version).into_iter());
+        let may = voter.begin_forget([one, other, released].map(alone).into_iter());
         assert_eq!(may, [false, false, true]);
         assert!(leader.news(false).is_empty());
         leader.grant(std::iter::once(other), MINUTE);
         assert!(leader.news(false).is_empty(), "nothing is kept for nobody");
+    }
+
+    fn alone(what: Leased) -> (VersionId, Option<VersionId>) {
+        (what.version, None)
+    }
+
+    #[test]
+    fn a_lease_of_one_member_keeps_its_group_also_with_another_leader() {
+        let (leader, voter) = (LeaderLeases::new(), LeaderLeases::new());
+        leader.set_capacity(1000);
+        let group = Some(tidepool_metadata::lease::group_lease(TenantId::DEFAULT, "g"));
+        let (one, other) = (Leased { group, ..object(1) }, Leased { group, ..object(2) });
+        leader.news(true);
+        leader.grant(std::iter::once(one), MINUTE);
+        voter.take_over(leader.news(true));
+        for leases in [&leader, &voter] {
+            assert_eq!(leases.begin_forget([(other.version, group)].into_iter()), [false]);
+            assert_eq!(leases.begin_forget([alone(other)].into_iter()), [true], "without its group");
+            leases.end_forget([alone(other)].into_iter());
+        }
+        assert_eq!(leader.counts(&[TenantId::DEFAULT]).1, [(TenantId::DEFAULT, 10)], "its bytes count once");
+        assert_eq!(leader.release(&[Some(one)]), [true]);
+        assert_eq!(leader.begin_forget([(other.version, group)].into_iter()), [true]);
+        // While it goes no member gets a lease.
+        assert_eq!(leader.renew(&[Some(one)], MINUTE), [Duration::ZERO]);
+        leader.end_forget([(other.version, group)].into_iter());
+        assert_eq!(leader.renew(&[Some(one)], MINUTE), [MINUTE]);
+        assert_eq!(leader.begin_forget([(other.version, group)].into_iter()), [false]);
     }
 
     #[test]
@@ -256,16 +310,16 @@ mod tests {
         leases.set_capacity(1000);
         let (leased, forgotten) = (object(1), object(2));
         leases.grant(std::iter::once(leased), MINUTE);
-        let may = leases.begin_forget([leased, forgotten].map(|what| what.version).into_iter());
+        let may = leases.begin_forget([leased, forgotten].map(alone).into_iter());
         assert_eq!(may, [false, true]);
         leases.grant(std::iter::once(forgotten), MINUTE);
         assert_eq!(leases.left(forgotten.version), Duration::ZERO);
         assert_eq!(leases.renew(&[Some(forgotten)], MINUTE), [Duration::ZERO]);
         // Two nodes forget their copies of one version; the second is still under way.
-        leases.begin_forget(std::iter::once(forgotten.version));
-        leases.end_forget(std::iter::once(forgotten.version));
+        leases.begin_forget(std::iter::once(alone(forgotten)));
+        leases.end_forget(std::iter::once(alone(forgotten)));
         assert_eq!(leases.renew(&[Some(forgotten)], MINUTE), [Duration::ZERO]);
-        leases.end_forget(std::iter::once(forgotten.version));
+        leases.end_forget(std::iter::once(alone(forgotten)));
         assert!(leases.renew(&[Some(forgotten)], MINUTE)[0] > Duration::ZERO);
         assert_eq!(leases.release(&[Some(forgotten), None]), [true, false]);
     }

@@ -197,7 +197,7 @@ impl Question {
             }
             Self::Leased(leases) => {
                 out.0.push(8);
-                for (Leased { tenant, version, bytes }, left) in leases {
+                for (Leased { tenant, version, bytes, .. }, left) in leases {
                     out.small(tenant.0);
                     out.id(version.node, version.incarnation, version.sequence);
                     out.number(*bytes);
@@ -281,7 +281,7 @@ impl Question {
                 let tenant = TenantId(input.small()?);
                 let (node, incarnation, sequence) = input.id()?;
                 let version = VersionId { node, incarnation, sequence };
-                Some((Leased { tenant, version, bytes: input.number()? }, input.duration()?))
+                Some((Leased { tenant, version, bytes: input.number()?, group: None }, input.duration()?))
             })?),
             _ => return None,
         };
@@ -384,7 +384,7 @@ mod tests {
             Question::Change(MemberChange::Remove(NodeId(7))),
             Question::Change(MemberChange::Transfer(NodeId(7))),
             Question::Node(b"words".to_vec()),
-            Question::Leased(vec![(Leased { tenant, version, bytes: 7 }, duration); 2]),
+            Question::Leased(vec![(Leased { tenant, version, bytes: 7, group: None }, duration); 2]),
         ]
     }
 

@@ -93,6 +93,7 @@ fn every_command_answers_people_and_programs_and_ends_with_what_it_found() {
     assert_eq!(answer, json!([{ "key": "a", "existence": "present" }, { "key": "absent", "existence": "missing" }]));
     assert_eq!(code, Some(NO));
     assert_eq!(cli.answers(&["exists", "a"]).1, Some(0));
+    assert_eq!(cli.answers(&["ls", "--type", "gradient"]).0, json!([]));
     let (listed, _) = cli.answers(&["ls"]);
     assert_eq!((&listed[0]["key"], &listed[1]["key_base64"]), (&json!("a"), &json!("/wA=")));
     assert!(cli.says(&["ls"]).contains("hex:ff00"));

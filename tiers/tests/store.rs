@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use test_node::{Answers, TestNode, key, payload};
-use tidepool_metadata::{TierKind, VersionId};
+use tidepool_metadata::{DataType, TierKind, VersionId};
 use tidepool_tiers::store::{ByteRange, ReplicaName};
 use tidepool_tiers::{StoreConfig, StoreError};
 
@@ -161,6 +161,22 @@ async fn further_copies_leave_before_any_other_and_are_forgotten_not_demoted() {
     for name in &names {
         assert_eq!(node.assert_right(name, MIB as usize / 2).await, TierKind::Dram);
     }
+    node.assert_accounts();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_types_that_are_for_memory_only_are_forgotten_and_not_demoted() {
+    let node = TestNode::new(16 * MIB, Some(128 * MIB)).await;
+    node.store.set_memory_only(&[DataType::Weight]);
+    node.put_many(40, MIB as usize / 2).await;
+    assert!(node.dram().demotions > 0);
+    assert_eq!(node.forget.asked.load(Ordering::SeqCst), 0);
+    node.store.set_memory_only(&[DataType::Weight, DataType::KvCache]);
+    let before = node.dram().demotions;
+    node.put_many(40, MIB as usize / 2).await;
+    assert!(node.forget.asked.load(Ordering::SeqCst) > 10);
+    // Some were on their way already.
+    assert!(node.dram().demotions <= before + 16, "{} after {before}", node.dram().demotions);
     node.assert_accounts();
 }
 

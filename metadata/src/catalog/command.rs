@@ -399,6 +399,39 @@ pub enum Setting {
     Rebuilding(bool),
     /// How long a session lives after its last use: 10 s to 1 day, *default* 10 minutes.
     SessionLifetime(Duration),
+    /// What becomes of objects of a type.
+    Type {
+        /// Which type.
+        data_type: DataType,
+        /// What becomes of them; the default is what becomes of all.
+        policy: TypePolicy,
+    },
+}
+
+/// What becomes of objects of one type whose puts do not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TypePolicy {
+    /// How many copies there are to be, up to [`super::MAX_COPIES`]; 0: as the node says that takes the put.
+    pub copies: u8,
+    /// Where they lie.
+    pub tier: TypeTier,
+    /// They are pinned from the start.
+    pub pin: bool,
+    /// Most bytes of all tenants together, times copies.
+    pub quota_bytes: Option<u64>,
+}
+
+/// Where objects of a type lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum TypeTier {
+    /// In memory, and on disk when they leave it.
+    #[default]
+    Any = 0,
+    /// In memory only: they are forgotten when they leave it.
+    Memory = 1,
+    /// On disk from the start, as if their puts had asked for that.
+    Nvme = 2,
 }
 
 /// Names a task: random, chosen by who begins it, so that it may be begun again when the answer was lost. Not 0.

@@ -6,11 +6,11 @@ use super::codec::{DecodeError, Field, Input, Item, fields, numbered};
 use super::command::{
     AddReplicaItem, AdoptItem, Command, CompleteItem, ForgetMode, Labels, MAX_COMMAND_BYTES, NodeAddresses,
     NodeRegistration, ObjectFacts, PinItem, Quota, RemoveItem, ReplicaName, RequestId, SessionId, Setting, TaskFailure,
-    TaskId, TaskKind, TaskRequest, TaskStep,
+    TaskId, TaskKind, TaskRequest, TaskStep, TypePolicy, TypeTier,
 };
 
 /// Version of the encoding of commands.
-pub const COMMAND_VERSION: u8 = 3;
+pub const COMMAND_VERSION: u8 = 4;
 
 impl Command {
     /// Appends the command's encoding to `out`. Decoding refuses more than [`MAX_COMMAND_BYTES`] or too many items:
@@ -92,6 +92,7 @@ tagged!(Command {
 tagged!(Setting {
     1 => Rebuilding(rebuilding),
     2 => SessionLifetime(lifetime),
+    3 => Type { data_type, policy },
 });
 
 tagged!(TaskStep {
@@ -131,6 +132,7 @@ impl Field for TaskId {
 
 numbered!(ForgetMode: SurplusOnly, EvenLast, Lost);
 numbered!(TaskKind: Copy, Move);
+numbered!(TypeTier: Any, Memory, Nvme);
 numbered!(TaskFailure:
     ObjectGone, SourceGone, TargetDraining, TargetAbsent, NoSpace, QuotaExceeded, NotCopied, StillNeeded, Expired);
 fields!(NodeAddresses { grpc, engine, admin });
@@ -161,6 +163,7 @@ fields!(RequestId { session, sequence });
 fields!(RemoveItem { tenant, key, version, force, request });
 fields!(PinItem { tenant, key, request });
 fields!(Quota { bytes, objects });
+fields!(TypePolicy { copies, tier, pin, quota_bytes });
 fields!(TaskRequest { task, kind, tenant, key, source, targets });
 
 impl Item for CompleteItem {}

@@ -9,8 +9,10 @@
 use std::time::Duration;
 
 use super::changes::Changes;
-use super::codec::{DecodeError, Field, Input, fields};
-use super::command::{Labels, NodeAddresses, NodeRegistration, NodeState, Quota, SessionId, TaskId, TierDescription};
+use super::codec::{DecodeError, Field, Input, Item, fields};
+use super::command::{
+    Labels, NodeAddresses, NodeRegistration, NodeState, Quota, SessionId, TaskId, TierDescription, TypePolicy,
+};
 use super::nodes::{FreeKey, Node};
 use super::object::{Name, Object};
 use super::outcome::{PinOutcome, RemoveOutcome};
@@ -22,10 +24,10 @@ use super::tenants::Tenant;
 use super::{Catalog, MAX_ANSWERS, MAX_NODES, MAX_RETIRED, MAX_SESSION_ANSWERS, MAX_SESSIONS, MAX_TENANTS};
 use crate::log::{LogIndex, LogTime};
 use crate::node::{Incarnation, NodeId};
-use crate::object::{ReplicaId, TenantId};
+use crate::object::{DATA_TYPES, DataType, ReplicaId, TenantId};
 
 /// Version of the rows.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// Key and value of one row; no value: the row is gone.
 pub type Row = (Vec<u8>, Option<Vec<u8>>);
@@ -80,18 +82,30 @@ struct Meta {
     horizon: Stamp,
     rebuilding: bool,
     session_lifetime: Duration,
+    types: Vec<TypeRow>,
 }
-fields!(Meta { applied, time, next_tenant, horizon, rebuilding, session_lifetime });
+fields!(Meta { applied, time, next_tenant, horizon, rebuilding, session_lifetime, types });
+
+struct TypeRow {
+    data_type: DataType,
+    policy: TypePolicy,
+}
+fields!(TypeRow { data_type, policy });
+
+impl Item for TypeRow {
+    const MAXIMUM: usize = DATA_TYPES;
+}
 
 struct NodeRow {
     incarnation: Incarnation,
     state: NodeState,
+    drains: bool,
     announcing: bool,
     addresses: NodeAddresses,
     tiers: Vec<TierDescription>,
     labels: Labels,
 }
-fields!(NodeRow { incarnation, state, announcing, addresses, tiers, labels });
+fields!(NodeRow { incarnation, state, drains, announcing, addresses, tiers, labels });
 
 struct TenantRow {
     name: String,
@@ -143,11 +157,13 @@ impl Catalog {
                 horizon: self.retired.horizon(),
                 rebuilding: self.settings.rebuilding,
                 session_lifetime: self.settings.session_lifetime,
+                types: self.settings.type_policies().map(|(data_type, policy)| TypeRow { data_type, policy }).collect(),
             })),
             RowKey::Node(id) => self.nodes.get(*id).map(|node| {
                 row(&NodeRow {
                     incarnation: node.incarnation,
                     state: node.state,
+                    drains: node.drains,
                     announcing: node.announcing,
                     addresses: node.addresses.clone(),
                     tiers: node.tiers.clone(),
@@ -206,8 +222,13 @@ impl Catalog {
         self.time = meta.time;
         self.tenants.next = meta.next_tenant;
         self.retired.set_horizon(meta.horizon);
-        self.settings = Settings { rebuilding: meta.rebuilding, session_lifetime: meta.session_lifetime };
-        self.tenants.next > TenantId::DEFAULT
+        let (rebuilding, session_lifetime) = (meta.rebuilding, meta.session_lifetime);
+        self.settings = Settings { rebuilding, session_lifetime, ..Settings::default() };
+        for TypeRow { data_type, policy } in &meta.types {
+            self.settings.types[*data_type as usize] = *policy;
+        }
+        // Each once, in their order, and none that says nothing.
+        self.tenants.next > TenantId::DEFAULT && self.settings.type_policies().count() == meta.types.len()
     }
 
     /// Adds one row; false if it does not fit the rows before it.
@@ -215,9 +236,11 @@ impl Catalog {
         Ok(match key {
             RowKey::Meta => false,
             RowKey::Node(id) => {
-                let NodeRow { incarnation, state, announcing, addresses, tiers, labels } = decode(value)?;
+                let NodeRow { incarnation, state, drains, announcing, addresses, tiers, labels } = decode(value)?;
                 let registration = NodeRegistration { node: id, incarnation, addresses, tiers, labels };
-                self.nodes.0.insert(id, Node::new(registration, state, announcing));
+                let mut node = Node::new(registration, state, announcing);
+                node.drains = drains;
+                self.nodes.0.insert(id, node);
                 self.nodes.0.len() <= MAX_NODES
             }
             RowKey::Tenant(id) => {

@@ -62,7 +62,7 @@ pub use tenants::MAX_TENANTS;
 
 use crate::log::{LogIndex, LogTime, Term};
 use crate::node::{Incarnation, NodeId};
-use crate::object::{KeyHash, ReplicaId, TenantId};
+use crate::object::{DATA_TYPES, KeyHash, ReplicaId, TenantId};
 use changes::Changes;
 use image::RowKey;
 use nodes::Nodes;
@@ -122,6 +122,8 @@ pub struct Catalog {
     settings: Settings,
     objects: ObjectTable,
     groups: BTreeSet<(TenantId, Arc<str>, Slot)>,
+    /// Bytes of all copies, by the number of the type.
+    type_bytes: [u64; DATA_TYPES],
     nodes: Nodes,
     tenants: Tenants,
     sessions: Sessions,
@@ -153,6 +155,7 @@ impl Catalog {
             settings: Settings::default(),
             objects: ObjectTable::new(),
             groups: BTreeSet::new(),
+            type_bytes: [0; DATA_TYPES],
             nodes: Nodes::default(),
             tenants: Tenants::new(),
             sessions: Sessions::default(),
@@ -184,7 +187,8 @@ impl Catalog {
             Command::RegisterNode(registration) => Outcome::Node(self.register_node(registration)),
             Command::SetNodeState { term: Some(term), .. } if *term != at.term => Outcome::Node(NodeOutcome::OutOfTerm),
             Command::SetNodeState { node, incarnation, state, .. } => {
-                Outcome::Node(self.set_node_state(*node, *incarnation, *state))
+                let is_verdict = matches!(command, Command::SetNodeState { term: Some(_), .. });
+                Outcome::Node(self.set_node_state(*node, *incarnation, *state, is_verdict))
             }
             Command::RemoveNode { node, incarnation } => Outcome::Node(self.remove_node(*node, *incarnation)),
             Command::Complete(items) => Outcome::Complete(each(items, |item| self.complete(item))),
@@ -194,7 +198,10 @@ impl Catalog {
             Command::EndAnnouncement { node, incarnation, lost, last } => {
                 self.end_announcement(*node, *incarnation, lost, *last)
             }
-            Command::Forget { mode, items } => Outcome::Forget(each(items, |item| self.forget(*mode, item))),
+            Command::Forget { mode, items } => {
+                let mut room = MAX_COMMAND_ITEMS;
+                Outcome::Forget(each(items, |item| self.forget(*mode, item, &mut room)))
+            }
             Command::Remove(items) => Outcome::Remove(each(items, |item| self.remove(item))),
             Command::Pin(items) => Outcome::Pin(each(items, |item| self.pin(item))),
             Command::Unpin(items) => Outcome::Pin(each(items, |item| self.unpin(item))),
@@ -229,11 +236,21 @@ impl Catalog {
         self.nodes.register(registration, self.settings.rebuilding)
     }
 
-    fn set_node_state(&mut self, node: NodeId, incarnation: Incarnation, state: NodeState) -> NodeOutcome {
+    /// A leader's verdict says whether the node is here, an operator's wish whether it is to be emptied.
+    fn set_node_state(
+        &mut self,
+        node: NodeId,
+        incarnation: Incarnation,
+        state: NodeState,
+        is_verdict: bool,
+    ) -> NodeOutcome {
         match self.nodes.in_life(node, incarnation) {
             Err(outcome) => outcome,
             Ok(known) => {
-                known.state = state;
+                if !is_verdict && state != NodeState::Absent {
+                    known.drains = state == NodeState::Draining;
+                }
+                known.state = if is_verdict && state == NodeState::Up { known.when_here() } else { state };
                 self.changes.insert(RowKey::Node(node));
                 NodeOutcome::Accepted { announce: known.announcing }
             }
@@ -289,6 +306,7 @@ impl Catalog {
     fn place(&mut self, object: Object) {
         object.replicas().for_each(|replica| self.nodes.gain(&object, replica.id));
         self.tenants.charge(object.tenant(), Charge::of(&object));
+        self.type_bytes[object.data_type as usize] += object.charged_bytes();
         let group = object.group().cloned().map(|group| (object.tenant(), group));
         let slot = self.objects.insert(object);
         self.changes.place(slot);
@@ -303,6 +321,7 @@ impl Catalog {
             self.retire(replica.id, replica.reserved);
         });
         self.tenants.refund(object.tenant(), Charge::of(&object));
+        self.type_bytes[object.data_type as usize] -= object.charged_bytes();
         self.changes.displace(object.name.clone());
         if let Some(group) = object.group() {
             self.groups.remove(&(object.tenant(), Arc::clone(group), slot));
@@ -325,6 +344,7 @@ impl Catalog {
         object.add_replica(replica);
         self.nodes.gain(object, replica.id);
         self.tenants.charge(object.tenant(), Charge { objects: 0, bytes: object.length });
+        self.type_bytes[object.data_type as usize] += object.length;
         self.changes.place(slot);
     }
 
@@ -334,6 +354,7 @@ impl Catalog {
         object.take_replica(replica.id);
         self.nodes.lose(object, replica.id);
         self.tenants.refund(object.tenant(), Charge { objects: 0, bytes: object.length });
+        self.type_bytes[object.data_type as usize] -= object.length;
         self.changes.place(slot);
         self.retire(replica.id, replica.reserved);
     }
@@ -359,8 +380,9 @@ impl Catalog {
         self.sessions.validate();
         self.retired.validate();
         self.tasks.validate();
-        let mut grouped = 0;
+        let (mut grouped, mut type_bytes) = (0, [0; DATA_TYPES]);
         for object in self.objects.iter() {
+            type_bytes[object.data_type as usize] += object.charged_bytes();
             let replicas: Vec<Replica> = object.replicas().collect();
             assert!((1..=MAX_REPLICAS).contains(&replicas.len()), "{:?} has {} copies", object.name, replicas.len());
             assert!(replicas.is_sorted_by(|one, other| one.id.node < other.id.node), "two copies on one node");
@@ -369,6 +391,7 @@ impl Catalog {
             grouped += usize::from(object.group().is_some());
         }
         assert_eq!(self.groups.len(), grouped, "members of groups");
+        assert_eq!(self.type_bytes, type_bytes, "bytes of types");
         for (tenant, group, slot) in &self.groups {
             let object = self.objects.get(*slot);
             assert_eq!((object.tenant(), object.group()), (*tenant, Some(group)));

@@ -34,6 +34,8 @@ impl FreeKey {
 pub(super) struct Node {
     pub(super) incarnation: Incarnation,
     pub(super) state: NodeState,
+    /// It is to be emptied, also when it is back from being absent.
+    pub(super) drains: bool,
     /// It returned, and copies of its older lives are not confirmed.
     pub(super) announcing: bool,
     pub(super) addresses: NodeAddresses,
@@ -50,7 +52,14 @@ impl Node {
         let NodeRegistration { node: _, incarnation, addresses, tiers, labels } = registration;
         let digests = KeyDigests::default();
         let free_list = BTreeMap::new();
-        Self { incarnation, state, announcing, addresses, tiers, labels, free_list, digests, replicas: 0, bytes: 0 }
+        let drains = state == NodeState::Draining;
+        let (replicas, bytes) = (0, 0);
+        Self { incarnation, state, drains, announcing, addresses, tiers, labels, free_list, digests, replicas, bytes }
+    }
+
+    /// Its state when it is not absent.
+    pub(super) fn when_here(&self) -> NodeState {
+        if self.drains { NodeState::Draining } else { NodeState::Up }
     }
 
     /// Whether its copies can be read.
@@ -113,7 +122,7 @@ impl Nodes {
             node.incarnation = registration.incarnation;
         }
         if node.state == NodeState::Absent {
-            node.state = NodeState::Up;
+            node.state = node.when_here();
         }
         node.addresses = registration.addresses.clone();
         node.tiers.clone_from(&registration.tiers);

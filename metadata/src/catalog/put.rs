@@ -14,6 +14,7 @@ use super::sessions::{Remembered, Verdict};
 use super::table::{MAX_OBJECTS, Slot};
 use super::tenants::Charge;
 use super::{Catalog, each};
+use crate::object::DataType;
 
 impl Catalog {
     pub(super) fn complete(&mut self, item: &CompleteItem) -> CompleteOutcome {
@@ -98,13 +99,22 @@ impl Catalog {
         }
         let less = existing.map(Charge::of).unwrap_or_default();
         let more = Charge { objects: 1, bytes: item.length * replicas.len() as u64 };
-        if !self.tenants.allows(item.tenant, less, more) {
+        let of_type = existing.filter(|object| object.data_type == item.data_type);
+        let type_less = of_type.map_or(0, Object::charged_bytes);
+        if !self.tenants.allows(item.tenant, less, more) || !self.type_allows(item.data_type, type_less, more.bytes) {
             return refuse(Refusal::QuotaExceeded);
         }
         if existing.is_none() && self.objects.len() >= MAX_OBJECTS {
             return refuse(Refusal::CatalogFull);
         }
         Ok(replicas)
+    }
+
+    /// Whether the quota of a type allows `more` bytes in place of `less`.
+    pub(super) fn type_allows(&self, data_type: DataType, less: u64, more: u64) -> bool {
+        let (policy, used) = self.type_use(data_type);
+        // What does not grow is allowed even above a quota that was lowered.
+        more <= less || policy.quota_bytes.is_none_or(|quota| (used - less).saturating_add(more) <= quota)
     }
 
     /// Pins belong to the key as long as it has an object, so a new version keeps them.

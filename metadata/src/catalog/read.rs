@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::command::NodeState;
+use super::command::{NodeState, TypePolicy};
 use super::object::{Name, Object, Replica};
 use super::query::{
     Answer, BucketPage, Counts, GroupMember, HeldReplica, KeyFilter, ListedObject, Located, MAX_PAGE_ITEMS,
@@ -10,9 +10,9 @@ use super::query::{
 };
 use super::table::Slot;
 use super::{Catalog, KeyBucket, each};
-use crate::lease::Leased;
+use crate::lease::{Leased, group_lease};
 use crate::node::NodeId;
-use crate::object::{DataType, ObjectKey, ReplicaId, TenantId};
+use crate::object::{DataType, ObjectKey, ReplicaId, TenantId, VersionId};
 
 impl Catalog {
     /// Answers one question at the index of [`Catalog::applied`].
@@ -95,7 +95,12 @@ impl Catalog {
     /// As [`Catalog::presences`], with what a lease on each object that is there would be of.
     #[must_use]
     pub fn versions<K: AsRef<[u8]>>(&self, tenant: TenantId, keys: &[K]) -> Vec<(Presence, Option<Leased>)> {
-        let leased = |object: &Object| Leased { tenant, version: object.version, bytes: object.length };
+        let leased = |object: &Object| Leased {
+            tenant,
+            version: object.version,
+            bytes: object.length,
+            group: object.group().map(|group| group_lease(tenant, group)),
+        };
         self.each_found(tenant, keys, |presence, object| (presence, object.map(leased)))
     }
 
@@ -264,6 +269,20 @@ impl Catalog {
         held.sort_unstable_by(by_name);
         let next = held.last().filter(|_| more).map(|(last, _)| (last.tenant(), last.name.key()));
         BucketPage { replicas: each(&held, |(object, replica)| held_replica(object, *replica)), next }
+    }
+
+    /// What becomes of objects of a type, and the bytes of all their copies.
+    #[must_use]
+    pub fn type_use(&self, data_type: DataType) -> (TypePolicy, u64) {
+        let number = data_type as usize;
+        (self.settings.types[number], self.type_bytes[number])
+    }
+
+    /// What stands for the object's group among leases ([`group_lease`]), if this is its current version and it is in one.
+    #[must_use]
+    pub fn group_lease_of(&self, tenant: TenantId, key: &ObjectKey, version: VersionId) -> Option<VersionId> {
+        let slot = self.find_version(tenant, key, version)?;
+        self.objects.get(slot).group().map(|group| group_lease(tenant, group))
     }
 
     fn counts(&self) -> Counts {

@@ -1,5 +1,7 @@
 //! Further copies of objects, and fewer: add, adopt, forget, and the end of a returning node's announcement.
 
+use std::sync::Arc;
+
 use super::command::{AddReplicaItem, AdoptItem, ForgetMode, MAX_REPLICAS, ObjectFacts, ReplicaName};
 use super::copies::{Copies, MAX_COPIES};
 use super::image::RowKey;
@@ -12,6 +14,9 @@ use super::{Catalog, each};
 use crate::node::{Incarnation, NodeId};
 use crate::object::{Durability, ObjectKey, TenantId, VersionId};
 
+/// Most members of a group that go with another one.
+const MAX_GROUP_OTHERS: usize = 1024;
+
 impl Catalog {
     /// A copy that its node made now. What is refused is retired: its node frees it on this answer.
     pub(super) fn add_replica(&mut self, item: &AddReplicaItem) -> AddReplicaOutcome {
@@ -20,7 +25,8 @@ impl Catalog {
                 return Err(Refusal::StaleNode);
             }
             let more = Charge { objects: 0, bytes: object.length };
-            let allowed = catalog.tenants.allows(item.tenant, Charge::default(), more);
+            let allowed = catalog.tenants.allows(item.tenant, Charge::default(), more)
+                && catalog.type_allows(object.data_type, 0, more.bytes);
             if allowed { Ok(()) } else { Err(Refusal::QuotaExceeded) }
         });
         if let Err(refusal) = outcome {
@@ -122,7 +128,8 @@ impl Catalog {
         self.place(Object::new(Name::new(copy.tenant, &copy.key), description, vec![replica]));
     }
 
-    pub(super) fn forget(&mut self, mode: ForgetMode, item: &ReplicaName) -> ForgetOutcome {
+    /// `room`: how many members of groups may go with the last copies of others.
+    pub(super) fn forget(&mut self, mode: ForgetMode, item: &ReplicaName, room: &mut usize) -> ForgetOutcome {
         let Some((slot, replica)) = self.find_replica(item) else { return ForgetOutcome::Unknown };
         let object = self.objects.get(slot);
         let others_read = self.others(object, replica).count();
@@ -130,12 +137,36 @@ impl Catalog {
             ForgetMode::SurplusOnly if !self.is_surplus(object, replica) => return ForgetOutcome::StillNeeded,
             ForgetMode::EvenLast if object.pins > 0 && others_read == 0 => return ForgetOutcome::Pinned,
             ForgetMode::SurplusOnly | ForgetMode::Lost => {}
+            ForgetMode::EvenLast if object.replica_count() == 1 && object.group().is_some() => {
+                return self.forget_group(slot, replica, room);
+            }
             ForgetMode::EvenLast => {
                 // Whoever evicts a copy finds it too cold to be kept: it is not made anew.
                 let left = object.replicas().count() - 1;
                 let copies = object.copies.at_most(left);
                 self.objects.get_mut(slot).copies = copies;
             }
+        }
+        self.take_away(slot, replica)
+    }
+
+    /// A group is evicted as one: with the last copy of a member all others go, unless one of them is pinned. One that is too
+    /// large for that, or for what is left of this command's `room`, is as if each member were alone.
+    fn forget_group(&mut self, slot: Slot, replica: Replica, room: &mut usize) -> ForgetOutcome {
+        let object = self.objects.get(slot);
+        let (tenant, group) = (object.tenant(), Arc::clone(object.group().expect("it has one")));
+        let first = (tenant, Arc::clone(&group), Slot(0));
+        let members = self.groups.range(first..).take_while(|(of, name, _)| (*of, name) == (tenant, &group));
+        let others = members.map(|(.., member)| *member).filter(|member| *member != slot);
+        let mut others: Vec<Slot> = others.take(MAX_GROUP_OTHERS.min(*room) + 1).collect();
+        if others.len() <= MAX_GROUP_OTHERS.min(*room) {
+            if others.iter().any(|member| self.objects.get(*member).pins > 0) {
+                return ForgetOutcome::Pinned;
+            }
+            // Slots are not the same on all voters, names are.
+            others.sort_by(|one, other| self.objects.get(*one).name.cmp(&self.objects.get(*other).name));
+            *room -= others.len();
+            others.into_iter().for_each(|member| drop(self.drop_object(member)));
         }
         self.take_away(slot, replica)
     }

@@ -158,7 +158,7 @@ mod tests {
             let base = usize::from(wanted).min(nodes);
             let mut heats = vec![Heat::default(); base];
             let mut changes = Vec::new();
-            for second in 0..200_u32 {
+            for second in 0..400_u32 {
                 let copies_now: Vec<_> = (1..).take(heats.len()).map(|node| (node, UP, true)).collect();
                 let location = object(wanted, &copies_now);
                 let share = if second < 120 { load / heats.len() as u32 } else { 0 };

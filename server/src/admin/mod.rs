@@ -6,6 +6,7 @@ pub mod report;
 mod rows;
 mod tasks;
 mod tenants;
+mod types;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -88,6 +89,8 @@ impl AdminApi {
             .route("/v1/rebuild", get(cluster::rebuild))
             .route("/v1/rebuild/finish", post(cluster::finish_rebuild))
             .route("/v1/leases", get(cluster::leases))
+            .route("/v1/types", get(types::types))
+            .route("/v1/types/set", post(types::set))
             .route("/v1/tenants", get(tenants::tenants))
             .route("/v1/tenants/create", post(tenants::create))
             .route("/v1/tenants/quota", post(tenants::set_quota))

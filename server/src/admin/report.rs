@@ -258,6 +258,52 @@ pub struct RebuildRow {
     pub bytes: u64,
 }
 
+/// `GET /v1/types`, and the answer to a change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TypesReport {
+    /// All types, by number.
+    pub types: Vec<TypeRow>,
+}
+
+/// What becomes of objects of one type whose puts do not say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TypeRow {
+    /// Which type, such as `kv_cache`.
+    pub data_type: String,
+    /// How many copies there are to be; 0: as `replicas.count` of the node says that takes the put.
+    pub copies: u8,
+    /// `any`, `memory` (never written to disk for want of memory), `nvme` (durable from the start).
+    pub tier: String,
+    /// They are pinned from the start.
+    pub pin: bool,
+    /// Most bytes of all tenants, times copies; null: as many as there is room for.
+    pub quota_bytes: Option<u64>,
+    /// Their bytes, times copies.
+    pub bytes: u64,
+}
+
+/// Body of `POST /v1/types/set`: all of it at once, what is left out is as for any type.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TypeRequest {
+    /// Which type.
+    pub data_type: String,
+    /// How many copies; 0: as the node says.
+    pub copies: u8,
+    /// `any`, `memory` or `nvme`.
+    pub tier: String,
+    /// Pinned from the start.
+    pub pin: bool,
+    /// Most bytes, such as `10GiB`; null: no bound.
+    pub quota: Option<String>,
+}
+
+impl Default for TypeRequest {
+    fn default() -> Self {
+        Self { data_type: String::new(), copies: 0, tier: "any".into(), pin: false, quota: None }
+    }
+}
+
 /// `GET /v1/leases`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeasesReport {

@@ -18,6 +18,7 @@ use super::raft::{self, RaftCommand};
 use super::serve::SettingsArguments;
 use super::tasks::{self, TaskCommand};
 use super::tenants::{self, TenantCommand};
+use super::types::{self, TypeCommand};
 use crate::admin::report::{AttachRequest, NvmeReport, ObjectReport, RebuildReport, RecoveryReport, TiersReport};
 use crate::folder::DataFolder;
 use crate::node::{HotReport, Reconciled, RepairReport};
@@ -46,7 +47,7 @@ pub(super) enum AdminCommand {
     /// Show the nodes of the cluster
     Nodes,
     /// Empty a node: it takes no new objects, and what it holds moves to others. It is empty when `admin nodes` shows no copies
-    /// there; a restart of the node ends it
+    /// there; `undrain` ends it, a restart of the node does not
     Drain {
         /// Its number, as `admin nodes` shows it
         node: String,
@@ -67,6 +68,11 @@ pub(super) enum AdminCommand {
     Tenants {
         #[command(subcommand)]
         change: Option<TenantCommand>,
+    },
+    /// Show what becomes of objects by their type, or change it: copies, tier, pins, quota
+    Types {
+        #[command(subcommand)]
+        change: Option<TypeCommand>,
     },
     /// Attach or detach the NVMe tier while the node runs
     #[command(subcommand)]
@@ -141,6 +147,7 @@ pub(super) async fn run(
         }
         AdminCommand::Leases => raft::leases(connection, output).await,
         AdminCommand::Tenants { change } => tenants::run(change.as_ref(), connection, output).await,
+        AdminCommand::Types { change } => types::run(change.as_ref(), connection, output).await,
         AdminCommand::Tiers => {
             let report: TiersReport = admin()?.get("/v1/tiers").await?;
             output.answer(&report, tiers_table)

@@ -21,6 +21,7 @@ mod serve;
 mod tasks;
 mod tenants;
 mod transfer;
+mod types;
 
 use std::process::ExitCode;
 

@@ -51,6 +51,9 @@ pub(super) struct ListArguments {
     /// At most so many
     #[arg(long, short = 'n')]
     limit: Option<usize>,
+    /// Only objects of this type, such as kv_cache
+    #[arg(long = "type", value_name = "TYPE", value_parser = data_type_named)]
+    data_type: Option<DataType>,
 }
 
 #[derive(Debug, Args)]
@@ -75,26 +78,10 @@ fn with_key(key: &ObjectKey, mut rest: Value) -> Value {
     rest
 }
 
-pub(super) fn data_type_name(data_type: DataType) -> &'static str {
-    match data_type {
-        DataType::Unknown => "unknown",
-        DataType::KvCache => "kv_cache",
-        DataType::Tensor => "tensor",
-        DataType::Weight => "weight",
-        DataType::Sample => "sample",
-        DataType::Activation => "activation",
-        DataType::Gradient => "gradient",
-        DataType::OptimizerState => "optimizer_state",
-        DataType::Metadata => "metadata",
-        DataType::General => "general",
-    }
-}
-
 /// The type of that name.
 pub(super) fn data_type_named(name: &str) -> Result<DataType, String> {
-    let all = (0..).map_while(DataType::from_number);
-    let names = || all.clone().map(data_type_name).collect::<Vec<_>>().join(", ");
-    all.clone().find(|&data_type| data_type_name(data_type) == name).ok_or_else(|| format!("give one of {}", names()))
+    let names = || DataType::all().map(DataType::name).collect::<Vec<_>>().join(", ");
+    DataType::all().find(|data_type| data_type.name() == name).ok_or_else(|| format!("give one of {}", names()))
 }
 
 fn keys_of(arguments: &[KeyArgument]) -> Vec<&ObjectKey> {
@@ -185,7 +172,7 @@ pub(super) async fn list(
     let mut token = String::new();
     while objects.len() < limit {
         let page_size = u32::try_from(limit - objects.len()).unwrap_or(PAGE).min(PAGE);
-        let page = client.list(&prefix, page_size, &token, None).await?;
+        let page = client.list(&prefix, page_size, &token, arguments.data_type).await?;
         objects.extend(page.objects);
         token = page.next_page_token;
         if token.is_empty() {
@@ -196,7 +183,7 @@ pub(super) async fn list(
     let row = |object: &Listed| {
         let rest = json!({
             "length": object.length,
-            "data_type": data_type_name(object.data_type),
+            "data_type": object.data_type.name(),
             "group": object.group,
             "pins": object.pins,
             "replicas": object.replicas,
@@ -209,7 +196,7 @@ pub(super) async fn list(
         for object in &objects {
             table.row([
                 size(object.length),
-                data_type_name(object.data_type).to_owned(),
+                object.data_type.name().to_owned(),
                 object.pins.to_string(),
                 object.replicas.to_string(),
                 object.key.to_string(),
@@ -231,7 +218,7 @@ pub(super) async fn stat(
         key,
         json!({
             "length": stat.length,
-            "data_type": data_type_name(stat.data_type),
+            "data_type": stat.data_type.name(),
             "group": stat.group,
             "pins": stat.pins,
             "version": stat.version,
@@ -245,7 +232,7 @@ pub(super) async fn stat(
         let mut table = Table::default();
         table.row(["key".into(), key.to_string()]);
         table.row(["size".into(), format!("{} ({} bytes)", size(stat.length), stat.length)]);
-        table.row(["type".into(), data_type_name(stat.data_type).into()]);
+        table.row(["type".into(), stat.data_type.name().into()]);
         table.row(["group".into(), if stat.group.is_empty() { "none".into() } else { stat.group.clone() }]);
         table.row(["pins".into(), stat.pins.to_string()]);
         table.row(["lease".into(), format!("{:.1} s", stat.lease.as_secs_f64())]);

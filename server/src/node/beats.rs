@@ -3,6 +3,7 @@
 //! They are hints, for placement and for people, and nothing is right or wrong by them: whether a node is there, Raft's own
 //! heartbeats tell ([`super::liveness`]). A node has one beat under way at a time, so that none waits behind another; one
 //! that is lost is followed by the next. A leader keeps what it hears in memory only: a new one knows all after a period.
+//! With each beat a node also looks up what the cluster has decided about types of objects, as far as its store must know.
 //! An answer tells of [`TOLD`] nodes, the next one of those that follow, so that it stays small however many there are.
 
 use std::collections::BTreeMap;
@@ -10,8 +11,9 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidepool_metadata::{NodeId, TierKind};
-use tidepool_replication::{CatalogHandle, Role};
+use tidepool_metadata::catalog::{Answer, Query, Setting, TypeTier};
+use tidepool_metadata::{DataType, NodeId, TierKind};
+use tidepool_replication::{CatalogHandle, Read, Role};
 use tokio::time::Instant;
 
 use super::NodeService;
@@ -113,6 +115,15 @@ impl NodeService {
     }
 }
 
+/// The types whose objects are never written to disk for want of memory.
+fn memory_only(settings: &[Setting]) -> Vec<DataType> {
+    let is_so = |setting: &Setting| match setting {
+        Setting::Type { data_type, policy } => (policy.tier == TypeTier::Memory).then_some(*data_type),
+        _ => None,
+    };
+    settings.iter().filter_map(is_so).collect()
+}
+
 /// Runs until the catalog stops.
 pub(super) async fn run(service: NodeService, catalog: CatalogHandle) {
     let mut period = tokio::time::interval(PERIOD);
@@ -128,6 +139,9 @@ pub(super) async fn run(service: NodeService, catalog: CatalogHandle) {
         let (now, elapsed) = (service.inner.store.reads(), counted.elapsed().as_millis().max(1));
         let rate = u128::from(now - reads) * 1000 / elapsed;
         (reads, counted) = (now, Instant::now());
+        if let Ok((_, Answer::Counts(counts))) = catalog.query(Query::Counts, Read::Local).await {
+            service.inner.store.set_memory_only(&memory_only(&counts.settings));
+        }
         let load = service.load(u32::try_from(rate).unwrap_or(u32::MAX));
         service.inner.beats.note(load, Instant::now());
         let Some(leader) = status.leader.filter(|_| status.role != Role::Leader) else { continue };

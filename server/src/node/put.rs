@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use tidepool_metadata::catalog::{
     AbandonItem, AbandonOutcome, Answer, Command, CompleteItem, CompleteOutcome, Copies, MAX_COMMAND_ITEMS, NewReplica,
-    Outcome, Presence, Query, RequestId,
+    Outcome, Presence, Query, RequestId, TypeTier,
 };
 use tidepool_metadata::{Durability, LogIndex, LogTime, NodeId, ObjectKey, TenantId};
 use tidepool_replication::Read;
@@ -105,21 +105,31 @@ impl NodeService {
         &self,
         name: ObjectName,
         length: u64,
-        options: PutOptions,
+        mut options: PutOptions,
         position: usize,
     ) -> Result<Reservation, Error> {
         let largest = self.inner.max_object_bytes;
         if length > largest {
             return Err(error::too_large(length, largest));
         }
-        let copies = spread::wanted((options.replicas, options.min_replicas), self.inner.copies)?;
         if self.inner.repairs.is_draining() {
             return Err(error::draining());
         }
-        let reserved_at = self.led_catalog().await?.now();
+        let catalog = self.led_catalog().await?;
+        let (policy, type_bytes) = catalog.type_use(options.data_type);
+        let default = Copies::new(policy.copies, 1).unwrap_or(self.inner.copies);
+        let copies = spread::wanted((options.replicas, options.min_replicas), default)?;
+        options.pin |= policy.pin;
+        options.durable_on_nvme |= policy.tier == TypeTier::Nvme;
+        let bytes = length.saturating_mul(copies.wanted().into());
+        let type_room = policy.quota_bytes.map_or(u64::MAX, |quota| quota.saturating_sub(type_bytes));
+        if options.yields() && bytes > type_room {
+            return Err(error::quota_exceeded());
+        }
+        let reserved_at = catalog.now();
         // An upsert may well take the room of what it replaces, and a repetition has what its first attempt took.
         let quota = match options.yields() {
-            true => self.hold_quota(name.tenant, length.saturating_mul(copies.wanted().into())).await?,
+            true => self.hold_quota(name.tenant, bytes).await?,
             false => None,
         };
         let buffer = self.inner.store.reserve(length, name.key.as_bytes().len()).await?;

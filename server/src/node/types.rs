@@ -26,7 +26,7 @@ pub struct PutOptions {
     pub durable_on_nvme: bool,
     /// What the object holds.
     pub data_type: DataType,
-    /// Which objects belong together: kept and shown.
+    /// Which objects belong together, and are leased and evicted as one.
     pub group: Option<Arc<str>>,
     /// Replace an existing object instead of answering `AlreadyExists`.
     pub upsert: bool,

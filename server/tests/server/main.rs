@@ -15,3 +15,4 @@ mod rdma;
 mod starts;
 mod tenants;
 mod tls;
+mod types;

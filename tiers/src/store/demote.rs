@@ -175,7 +175,9 @@ impl Inner {
             entry.reads = 0;
             self.counters.dropped();
             Fate::Dropped
-        } else if let (Some(nvme), Some(slices)) = (nvme, entry.dram.clone()) {
+        } else if let (Some(nvme), Some(slices)) =
+            (nvme.filter(|_| !self.is_memory_only(entry.data_type)), entry.dram.clone())
+        {
             entry.activity = Activity::Demoting;
             Fate::Write(slices, nvme)
         } else {
@@ -200,13 +202,22 @@ impl TieredStore {
     /// # Errors
     /// Only if the put asked for it: [`StoreError::TierUnavailable`] if no NVMe tier takes it, the tier's own.
     pub async fn write_through(&self, name: &ReplicaName, durable: bool) -> Result<(), StoreError> {
+        let is_written = || self.inner.nvme_writes() == WritePolicy::WriteThrough && !self.is_memory_only(name);
         let nvme = match self.inner.serving_nvme() {
-            Ok(nvme) if durable || self.inner.nvme_writes() == WritePolicy::WriteThrough => nvme,
+            Ok(nvme) if durable || is_written() => nvme,
             Err(error) if durable => return Err(error),
             _ => return Ok(()),
         };
         let written = self.inner.write_now(name, &nvme, durable).await;
         if durable { written } else { Ok(()) }
+    }
+}
+
+impl TieredStore {
+    fn is_memory_only(&self, name: &ReplicaName) -> bool {
+        let tables = self.inner.state.lock();
+        let found = tables.index.find_replica(name.tenant, name.key.as_bytes(), name.replica);
+        found.and_then(|id| tables.index.get(id)).is_some_and(|entry| self.inner.is_memory_only(entry.data_type))
     }
 }
 

@@ -37,12 +37,14 @@ mod soft_pin;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use tidepool_metadata::{DEFAULT_SLICE_BYTES, KeyHash, ObjectKey, ReplicaId, TenantId, VersionId};
+use tidepool_metadata::{
+    DATA_TYPES, DEFAULT_SLICE_BYTES, DataType, KeyHash, ObjectKey, ReplicaId, TenantId, VersionId,
+};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
@@ -63,6 +65,8 @@ use crate::memory::{MemoryTier, RecoveredSlices};
 use crate::nvme::{Location, NvmeTier, WritePolicy};
 use index::{Entry, Index, State};
 use report::Counters;
+
+const _: () = assert!(DATA_TYPES <= u16::BITS as usize, "a bit each");
 
 /// Settings of the store above its tiers.
 #[derive(Clone, Debug)]
@@ -142,7 +146,7 @@ pub struct ReplicaIdentity {
     /// Tenant, key, version and replica.
     pub name: ReplicaName,
     /// What the object holds.
-    pub data_type: tidepool_metadata::DataType,
+    pub data_type: DataType,
 }
 
 /// A node's tiers as one store. Cheap to clone.
@@ -161,6 +165,8 @@ pub(crate) struct Inner {
     counters: Counters,
     /// Something left DRAM: whoever waits for room looks again.
     room: Notify,
+    /// Types of which objects are not demoted: a bit each, by number.
+    memory_only: AtomicU16,
     /// Bytes that puts are waiting for.
     wanted_bytes: AtomicU64,
     /// Bytes on their way to NVMe: room that will be free soon.
@@ -219,6 +225,7 @@ impl TieredStore {
             forget,
             counters: Counters::default(),
             room: Notify::new(),
+            memory_only: AtomicU16::new(0),
             wanted_bytes: AtomicU64::new(0),
             demoting_bytes: AtomicU64::new(0),
             room_queue: tokio::sync::Mutex::new(()),
@@ -276,6 +283,13 @@ impl TieredStore {
         tables.further.insert(id)
     }
 
+    /// Has objects of these types, and no others, be forgotten when they leave DRAM, rather than be written to NVMe; those whose
+    /// puts asked for a copy there have it all the same.
+    pub fn set_memory_only(&self, types: &[DataType]) {
+        let bits = types.iter().fold(0, |bits, data_type| bits | 1 << *data_type as u16);
+        self.inner.memory_only.store(bits, Ordering::Relaxed);
+    }
+
     /// Bytes that DRAM takes before it is so full that demotion would go on.
     #[must_use]
     pub fn room_below_watermark(&self) -> u64 {
@@ -325,7 +339,7 @@ impl TieredStore {
     /// # Errors
     /// The first error of the NVMe tier; everything else is stopped all the same.
     pub async fn shutdown(&self) -> Result<(), StoreError> {
-        self.inner.stopping.store(true, std::sync::atomic::Ordering::Release);
+        self.inner.stopping.store(true, Ordering::Release);
         let tasks = std::mem::take(&mut *self.inner.tasks.lock());
         for task in tasks {
             task.abort();
@@ -360,6 +374,10 @@ impl Inner {
         if let Some(nvme) = &*self.nvme.read() {
             locations.into_iter().for_each(|location| nvme.tier.release(location));
         }
+    }
+
+    fn is_memory_only(&self, data_type: DataType) -> bool {
+        self.memory_only.load(Ordering::Relaxed) & 1 << data_type as u16 != 0
     }
 
     fn relieve_pressure(&self) {
@@ -401,5 +419,5 @@ fn name_of(entry: &Entry) -> ReplicaName {
 
 /// The store's tasks hold it weakly, so that dropping the last handle ends them.
 fn alive(store: &Weak<Inner>) -> Option<Arc<Inner>> {
-    store.upgrade().filter(|inner| !inner.stopping.load(std::sync::atomic::Ordering::Acquire))
+    store.upgrade().filter(|inner| !inner.stopping.load(Ordering::Acquire))
 }

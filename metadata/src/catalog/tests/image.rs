@@ -121,15 +121,15 @@ fn rows_without_the_first_or_out_of_order_are_refused() {
 /// A first row that gives the number of the tenant that is always there to the next one.
 #[test]
 fn the_default_tenants_number_is_not_given_again() {
-    let row = vec![2, 0, 10, 0, 0, 0x3f, 0, 0, 0, 0];
+    let row = vec![3, 0, 10, 0, 0, 0x3f, 0, 0, 0, 0, 0];
     assert_eq!(Catalog::load([(vec![0], row)]).err(), Some(LoadError::Inconsistent { row: vec![0] }));
 }
 
 #[test]
 fn a_row_of_a_later_version_is_named() {
     let mut rows = rich().catalog.rows();
-    rows[0].1[0] = 3;
-    let source = DecodeError::Version { found: 3, known: 2 };
+    rows[0].1[0] = 4;
+    let source = DecodeError::Version { found: 4, known: 3 };
     assert_eq!(Catalog::load(rows).err(), Some(LoadError::Row { row: vec![0], source }));
 }
 

@@ -294,6 +294,35 @@ fn adopt_takes_copies_of_older_lives_by_version_and_creates_nothing() {
     assert_eq!(world.presence("b"), Presence::Missing);
 }
 
+/// Being silent for a while is no reason to take new objects again.
+#[test]
+fn a_node_that_is_to_be_emptied_is_so_when_it_is_back() {
+    let mut world = World::new(2);
+    let state = |world: &World| match world.catalog.query(&Query::Nodes) {
+        Answer::Nodes(nodes) => nodes[0].state,
+        other => panic!("{other:?}"),
+    };
+    let verdict = |world: &mut World, state| {
+        let (node, incarnation) = (NodeId(1), Incarnation(1));
+        world.apply(&Command::SetNodeState { node, incarnation, state, term: Some(Term(1)) });
+    };
+    world.set_state(1, 1, NodeState::Draining);
+    verdict(&mut world, NodeState::Absent);
+    assert_eq!(state(&world), NodeState::Absent);
+    world.catalog = Catalog::load(world.catalog.rows()).expect("its own rows");
+    verdict(&mut world, NodeState::Up);
+    assert_eq!(state(&world), NodeState::Draining);
+    verdict(&mut world, NodeState::Absent);
+    world.register(1, 2);
+    assert_eq!(state(&world), NodeState::Draining, "a new life too");
+    world.set_state(1, 2, NodeState::Up);
+    assert_eq!(state(&world), NodeState::Up);
+    let (node, incarnation) = (NodeId(1), Incarnation(2));
+    world.apply(&Command::SetNodeState { node, incarnation, state: NodeState::Absent, term: Some(Term(1)) });
+    world.apply(&Command::SetNodeState { node, incarnation, state: NodeState::Up, term: Some(Term(1)) });
+    assert_eq!(state(&world), NodeState::Up, "that was over");
+}
+
 #[test]
 fn in_a_rebuild_the_highest_commit_index_of_a_key_wins() {
     let mut world = World::new(3);

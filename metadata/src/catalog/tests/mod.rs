@@ -1,6 +1,7 @@
 //! Each rule of the protocol as the fact that fails without it.
 
 mod encoding;
+mod groups;
 mod image;
 mod lives;
 mod puts;

@@ -128,7 +128,7 @@ fn a_group_lists_its_members_while_they_are_there() {
         other => panic!("{other:?}"),
     };
     assert_eq!(group(&world), ["unit/index", "unit/keys", "unit/value"]);
-    world.forget(ForgetMode::EvenLast, "unit/keys", replica(1, 3));
+    world.forget(ForgetMode::Lost, "unit/keys", replica(1, 3));
     let mut ungrouped = world.put("unit/value", 4, &[2]);
     ungrouped.upsert = true;
     world.complete(&ungrouped);
