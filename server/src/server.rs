@@ -314,7 +314,8 @@ impl Peers {
     }
 
     fn api(&self, service: NodeService, stopped: watch::Receiver<bool>) -> PeerApi {
-        PeerApi::new(self.myself.clone(), self.secret.clone(), Arc::clone(&self.book), service, stopped)
+        let runtime = self.dialer.handle().clone();
+        PeerApi::new(self.myself.clone(), self.secret.clone(), Arc::clone(&self.book), service, runtime, stopped)
     }
 }
 

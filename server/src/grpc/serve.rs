@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::{Stream, stream};
+use futures::{Stream, StreamExt as _, future, stream};
 use tidepool_metadata::{ErrorKind, proto};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
@@ -23,8 +23,7 @@ use super::{StoreApi, StoreServer};
 use crate::auth::Auth;
 use crate::config::Limits;
 use crate::error::Error;
-use crate::peers::PeerApi;
-use crate::peers::wire::peer_server::PeerServer;
+use crate::peers::{PREFACE, PeerApi};
 
 /// Largest message, in bytes: a batch of values. Larger values are streamed.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
@@ -34,6 +33,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 const FRAME_BYTES: u32 = (1 << 20) - 1;
 /// A silent peer is noticed after this and a timeout of the same length.
 const KEEPALIVE: Duration = Duration::from_secs(20);
+/// How long a connection may take to say what it is, and how many may be about to.
+const FIRST_BYTE: Duration = Duration::from_secs(5);
+const UNTOLD: usize = 1024;
 
 /// Bound listeners, not yet served.
 pub struct GrpcServer {
@@ -101,14 +103,13 @@ impl GrpcServer {
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .add_service(health_service)
             .add_service(store)
-            // Proves the secret by itself, before anything is read.
-            .add_service(PeerServer::new(peers).max_decoding_message_size(MAX_MESSAGE_BYTES))
             .add_service(InterceptedService::new(reflection, check));
         let permits = Arc::new(Semaphore::new(limits.connections as usize));
         let tcp = connections(permits.clone(), self.tcp, |listener| async move {
             let accepted = listener.accept().await;
             accepted.and_then(|(socket, _)| socket.set_nodelay(true).map(|()| socket))
         });
+        let tcp = calls(tcp, peers);
         let over_tcp = router.clone().serve_with_incoming_shutdown(tcp, stopped(stop.clone()));
         let over_unix =
             async {
@@ -123,6 +124,32 @@ impl GrpcServer {
         let (tcp, unix) = tokio::join!(over_tcp, over_unix);
         tcp.and(unix).map_err(|error| Error::new(ErrorKind::Internal, "INTERNAL", error.to_string()))
     }
+}
+
+/// The connections of clients among `accepted`. Those of nodes are told by their first byte, and given to `peers`, whose runtime
+/// reads them.
+fn calls(
+    accepted: impl Stream<Item = io::Result<Counted<TcpStream>>> + Send + 'static,
+    peers: PeerApi,
+) -> impl Stream<Item = io::Result<Counted<TcpStream>>> {
+    let told = accepted.map(move |accepted| {
+        let peers = peers.clone();
+        async move {
+            let accepted = accepted.ok()?;
+            let mut first = [0];
+            // Who says nothing is no client.
+            let peeked = tokio::time::timeout(FIRST_BYTE, accepted.socket.peek(&mut first)).await;
+            if !matches!(peeked, Ok(Ok(1))) {
+                return None;
+            }
+            if first[0] != PREFACE[0] {
+                return Some(Ok(accepted));
+            }
+            peers.take(accepted.socket, accepted.permit);
+            None
+        }
+    });
+    told.buffer_unordered(UNTOLD).filter_map(future::ready)
 }
 
 /// Binds a socket in the data folder, for this user alone.
@@ -181,7 +208,7 @@ where
         let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
         loop {
             match accept(Arc::clone(&listener)).await {
-                Ok(socket) => return Some((Ok(Counted { socket, _permit: permit }), (permits, listener, accept))),
+                Ok(socket) => return Some((Ok(Counted { socket, permit }), (permits, listener, accept))),
                 // A connection that died in the queue, or no descriptors left: neither ends the listener.
                 Err(error) => {
                     tracing::warn!(%error, "accept");
@@ -195,7 +222,7 @@ where
 /// A connection that gives its permit back when it ends.
 struct Counted<S> {
     socket: S,
-    _permit: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 }
 
 impl<S: Connected> Connected for Counted<S> {

@@ -161,6 +161,11 @@ impl NodeService {
         self.catalog().await?.tenant(name).await?.ok_or_else(|| unknown_tenant(name))
     }
 
+    /// The runtime on which the service works.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.inner.runtime
+    }
+
     /// The store under the service, for reports.
     #[must_use]
     pub fn store(&self) -> &TieredStore {

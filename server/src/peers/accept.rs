@@ -1,22 +1,24 @@
 //! Incoming connections of other nodes.
 
-use std::pin::Pin;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::Stream;
 use tidepool_metadata::catalog::Query;
 use tidepool_metadata::{ErrorKind, Incarnation, NodeId};
 use tidepool_replication::{CatalogError, Lane, MemberChange, MemberId, Read};
-use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::AddressBook;
+use super::frames::{self, Frames, MESSAGE_BYTES};
 use super::handshake::{
     Myself, NONCE_BYTES, Secret, check_version, foreign_cluster, foreign_epoch, nonce, unknown_protocol,
 };
-use super::wire::{FromCaller, FromNode, Hello, Joined, Peers, Welcome, from_caller, from_node, peer_server::Peer};
+use super::wire::{FromCaller, FromNode, Hello, Joined, Peers, Refused, Welcome, from_caller, from_node};
 use crate::error::Error;
 use crate::node::NodeService;
 
@@ -32,6 +34,8 @@ pub(crate) struct PeerApi {
     secret: Secret,
     book: Arc<AddressBook>,
     service: NodeService,
+    /// What reads the connections.
+    runtime: Handle,
     stop: watch::Receiver<bool>,
 }
 
@@ -41,9 +45,46 @@ impl PeerApi {
         secret: Secret,
         book: Arc<AddressBook>,
         service: NodeService,
+        runtime: Handle,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        Self { myself, secret, book, service, stop }
+        Self { myself, secret, book, service, runtime, stop }
+    }
+
+    /// Takes a connection that began as one between nodes, nothing of it read; `permit` is given back at its end.
+    pub(crate) fn take(&self, socket: TcpStream, permit: OwnedSemaphorePermit) {
+        let api = self.clone();
+        let socket = frames::tune(&socket).and_then(|()| socket.into_std());
+        self.runtime.spawn(async move {
+            let _permit = permit;
+            // From here on it belongs to this runtime.
+            let ended = match socket.and_then(TcpStream::from_std) {
+                Ok(socket) => api.serve(socket).await,
+                Err(error) => Err(error),
+            };
+            tracing::debug!(?ended, "a connection of a node is over");
+        });
+    }
+
+    async fn serve(self, socket: TcpStream) -> io::Result<()> {
+        let (source, mut socket) = socket.into_split();
+        let mut parts = Frames::new(source);
+        let hello = tokio::time::timeout(PROOF_TIMEOUT, async {
+            if parts.begin().await? { parts.message::<FromCaller>().await } else { Ok(None) }
+        });
+        let Ok(Some(FromCaller { part: Some(from_caller::Part::Hello(hello)) })) = hello.await? else {
+            return refuse(&mut socket, &unknown_protocol("hello")).await;
+        };
+        let node = NodeId(hello.node);
+        match self.converse(hello, parts, &mut socket).await {
+            Ok(ended) => ended,
+            Err(error) => {
+                if error.kind() == ErrorKind::Denied {
+                    tracing::warn!(%node, %error, "a caller that is no node of this cluster");
+                }
+                refuse(&mut socket, &error).await
+            }
+        }
     }
 
     fn welcome(&self, hello: &Hello) -> Result<Welcome, Error> {
@@ -68,45 +109,50 @@ impl PeerApi {
     async fn converse(
         mut self,
         hello: Hello,
-        welcome: Welcome,
-        mut parts: Streaming<FromCaller>,
-        replies: mpsc::Sender<Result<FromNode, Status>>,
-    ) -> Result<(), Error> {
+        mut parts: Frames<OwnedReadHalf>,
+        socket: &mut OwnedWriteHalf,
+    ) -> Result<io::Result<()>, Error> {
+        let welcome = self.welcome(&hello)?;
+        if let Err(error) = say(socket, from_node::Part::Welcome(welcome.clone())).await {
+            return Ok(Err(error));
+        }
         let proof = tokio::time::timeout(PROOF_TIMEOUT, parts.message()).await;
         let Ok(Ok(Some(FromCaller { part: Some(from_caller::Part::Proof(proof)) }))) = proof else {
             return Err(unknown_protocol("proof"));
         };
         self.secret.check_caller(&hello, &welcome, &proof)?;
         self.book.learn(NodeId(hello.node), Incarnation(hello.incarnation), &hello.address);
-        let peers = FromNode { part: Some(from_node::Part::Peers(Peers { known: self.book.all() })) };
-        if replies.send(Ok(peers)).await.is_err() {
-            return Ok(());
+        if let Err(error) = say(socket, from_node::Part::Peers(Peers { known: self.book.all() })).await {
+            return Ok(Err(error));
+        }
+        if hello.cluster == 0 {
+            let Ok(Some(FromCaller { part: Some(from_caller::Part::Join(join)) })) = parts.message().await else {
+                return Err(unknown_protocol("join"));
+            };
+            let kind = if join.guest { MemberId::guest } else { MemberId::new };
+            let member = kind(NodeId(hello.node), join.life.max(1));
+            let members = tokio::time::timeout(JOIN_TIMEOUT, self.admit(member)).await;
+            let members = members.map_err(|_| CatalogError::OutcomeUnknown)??.into();
+            return Ok(say(socket, from_node::Part::Joined(Joined { members })).await);
         }
         let lane = Lane::ALL.into_iter().find(|lane| u32::from(lane.number()) == hello.lane);
         let lane = lane.ok_or_else(|| unknown_protocol("lane"))?;
         loop {
             let message = tokio::select! {
-                message = parts.message() => message,
-                _ = self.stop.wait_for(|stop| *stop) => return Ok(()),
+                message = parts.next(MESSAGE_BYTES) => message,
+                _ = self.stop.wait_for(|stop| *stop) => return Ok(Ok(())),
             };
             match message {
-                Ok(Some(FromCaller { part: Some(from_caller::Part::Messages(messages)) })) if hello.cluster != 0 => {
+                Ok(Some(message)) => {
                     // While the catalog is being opened nobody is there to hear it.
                     if let Some(catalog) = self.service.opened_catalog() {
-                        messages.messages.into_iter().for_each(|message| catalog.receive(lane, message.into()));
+                        // What it asks beyond consensus is for the runtime that serves clients.
+                        let _answers = self.service.runtime().enter();
+                        catalog.receive(lane, message);
                     }
                 }
-                Ok(Some(FromCaller { part: Some(from_caller::Part::Join(join)) })) if hello.cluster == 0 => {
-                    let kind = if join.guest { MemberId::guest } else { MemberId::new };
-                    let member = kind(NodeId(hello.node), join.life.max(1));
-                    let members = tokio::time::timeout(JOIN_TIMEOUT, self.admit(member)).await;
-                    let members = members.map_err(|_| CatalogError::OutcomeUnknown)??.into();
-                    let joined = FromNode { part: Some(from_node::Part::Joined(Joined { members })) };
-                    let _gone = replies.send(Ok(joined)).await;
-                    return Ok(());
-                }
-                Ok(Some(_)) => return Err(unknown_protocol("message")),
-                Ok(None) | Err(_) => return Ok(()),
+                Ok(None) => return Ok(Ok(())),
+                Err(error) => return Ok(Err(error)),
             }
         }
     }
@@ -133,33 +179,11 @@ impl PeerApi {
     }
 }
 
-#[tonic::async_trait]
-impl Peer for PeerApi {
-    type ExchangeStream = Pin<Box<dyn Stream<Item = Result<FromNode, Status>> + Send>>;
+async fn say(socket: &mut OwnedWriteHalf, part: from_node::Part) -> io::Result<()> {
+    socket.write_all(&frames::framed(&FromNode { part: Some(part) })?).await
+}
 
-    async fn exchange(
-        &self,
-        request: Request<Streaming<FromCaller>>,
-    ) -> Result<Response<Self::ExchangeStream>, Status> {
-        let mut parts = request.into_inner();
-        let hello = tokio::time::timeout(PROOF_TIMEOUT, parts.message()).await;
-        let Ok(Ok(Some(FromCaller { part: Some(from_caller::Part::Hello(hello)) }))) = hello else {
-            return Err(unknown_protocol("hello").into());
-        };
-        let welcome = self.welcome(&hello)?;
-        let (replies, stream) = mpsc::channel(2);
-        let first = FromNode { part: Some(from_node::Part::Welcome(welcome.clone())) };
-        replies.try_send(Ok(first)).map_err(|_| Status::internal("no room for a welcome"))?;
-        let api = self.clone();
-        tokio::spawn(async move {
-            let node = NodeId(hello.node);
-            if let Err(error) = api.converse(hello, welcome, parts, replies.clone()).await {
-                if error.kind() == ErrorKind::Denied {
-                    tracing::warn!(%node, %error, "a caller that is no node of this cluster");
-                }
-                let _gone = replies.send(Err(error.into())).await;
-            }
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
-    }
+async fn refuse(socket: &mut OwnedWriteHalf, error: &Error) -> io::Result<()> {
+    let refused = Refused { reason: error.reason().to_owned(), message: error.to_string() };
+    say(socket, from_node::Part::Refused(refused)).await
 }

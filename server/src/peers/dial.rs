@@ -1,40 +1,34 @@
 //! Outgoing messages: a task and a connection for each node and lane, begun with the first message.
 
 use std::collections::HashMap;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf as _, BytesMut};
 use parking_lot::Mutex;
 use tidepool_metadata::{ErrorKind, NodeId};
 use tidepool_replication::{Lane, Transport};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::runtime::Runtime;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Channel, Endpoint};
+use tokio::sync::Notify;
 
 use super::AddressBook;
+use super::frames::{self, Frames, HEAD, PREFACE};
 use super::handshake::{Myself, Secret, foreign_cluster, unknown_protocol};
-use super::wire::{self, FromCaller, Messages, from_caller, from_node, peer_client::PeerClient};
+use super::wire::{self, FromCaller, FromNode, from_caller, from_node};
 use crate::error::Error;
 
-/// Messages of one lane that wait. Beyond that they are dropped: Raft sends again.
-const QUEUE: usize = 1024;
-/// Messages, and their bytes, that travel as one.
-const TOGETHER: usize = 128;
-const TOGETHER_BYTES: usize = 1 << 20;
-/// Largest message: an entry of the largest commands, or a part of a snapshot.
-pub(super) const MESSAGE_BYTES: usize = 8 << 20;
+/// Bytes of one lane that wait. What comes beyond that is dropped, unless nothing waits: Raft sends again.
+const WAITING_BYTES: usize = 32 << 20;
 /// How long a connection may take, handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The shortest and longest pause between attempts, chosen at random in between.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
-/// After so long without an answer to a ping the connection counts as dead.
-const KEEPALIVE: Duration = Duration::from_secs(2);
 /// How often nodes that are known are called, so that they learn where this one is.
 const GREETING_PERIOD: Duration = Duration::from_millis(500);
-
-type Queue = mpsc::Sender<Vec<u8>>;
 
 /// Sends messages to other nodes. Cheap to clone.
 #[derive(Clone)]
@@ -46,7 +40,7 @@ struct Inner {
     myself: Myself,
     secret: Secret,
     book: Arc<AddressBook>,
-    queues: Mutex<HashMap<(NodeId, Lane), Queue>>,
+    links: Mutex<HashMap<(NodeId, Lane), Arc<Link>>>,
     runtime: Mutex<Option<Runtime>>,
     handle: tokio::runtime::Handle,
 }
@@ -66,16 +60,20 @@ impl Dialer {
                 Error::new(ErrorKind::Internal, "RUNTIME", format!("start the peers' runtime: {error}"))
             })?;
         let handle = runtime.handle().clone();
-        let inner =
-            Inner { myself, secret, book, queues: Mutex::default(), runtime: Mutex::new(Some(runtime)), handle };
+        let inner = Inner { myself, secret, book, links: Mutex::default(), runtime: Mutex::new(Some(runtime)), handle };
         let dialer = Self { inner: Arc::new(inner) };
         dialer.inner.handle.spawn(keep_greeting(dialer.clone()));
         Ok(dialer)
     }
 
+    /// What runs the connections, also those that others make.
+    pub(crate) fn handle(&self) -> &tokio::runtime::Handle {
+        &self.inner.handle
+    }
+
     /// Ends all connections.
     pub(crate) fn stop(&self) {
-        self.inner.queues.lock().clear();
+        self.inner.links.lock().drain().for_each(|(_, link)| link.end());
         if let Some(runtime) = self.inner.runtime.lock().take() {
             runtime.shutdown_background();
         }
@@ -83,25 +81,138 @@ impl Dialer {
 
     /// Ends the connections to a node that is gone for good.
     pub(crate) fn forget(&self, node: NodeId) {
-        self.inner.queues.lock().retain(|&(target, _), _| target != node);
+        let ended = |&(target, _): &(NodeId, Lane), link: &mut Arc<Link>| {
+            let ends = target == node;
+            if ends {
+                link.end();
+            }
+            !ends
+        };
+        self.inner.links.lock().retain(ended);
     }
 
-    fn queue(&self, target: NodeId, lane: Lane) -> Queue {
-        let mut queues = self.inner.queues.lock();
+    fn link(&self, target: NodeId, lane: Lane) -> Arc<Link> {
         let start = || {
-            let (sender, receiver) = mpsc::channel(QUEUE);
-            self.inner.handle.spawn(deliver(self.clone(), target, lane, receiver));
-            sender
+            let link = Arc::new(Link::default());
+            self.inner.handle.spawn(deliver(self.clone(), target, lane, Arc::clone(&link)));
+            link
         };
-        queues.entry((target, lane)).or_insert_with(start).clone()
+        Arc::clone(self.inner.links.lock().entry((target, lane)).or_insert_with(start))
     }
 }
 
 impl Transport for Dialer {
     fn send(&self, target: NodeId, lane: Lane, message: Vec<u8>) {
         if self.inner.runtime.lock().is_some() {
-            // Full: it is dropped, as a network might.
-            let _ = self.queue(target, lane).try_send(message);
+            self.link(target, lane).send(&message);
+        }
+    }
+}
+
+/// One lane to one node.
+#[derive(Default)]
+struct Link {
+    state: Mutex<LinkState>,
+    /// Somebody wants the connection, or to have written what waits.
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct LinkState {
+    /// While there is a connection.
+    socket: Option<Arc<OwnedWriteHalf>>,
+    /// Frames that are not written, the first one perhaps in part.
+    waiting: BytesMut,
+    /// A connection is to be made, if there is none.
+    is_wanted: bool,
+    has_ended: bool,
+}
+
+impl Link {
+    /// Writes a message to the connection from the caller's thread if nothing waits, which spares it the way over another thread;
+    /// else it waits, for room in the socket or for a connection. Never waits itself.
+    fn send(&self, message: &[u8]) {
+        let Ok(head) = frames::head(message.len()) else { return };
+        let mut state = self.state.lock();
+        if state.waiting.len() + message.len() > WAITING_BYTES && !state.waiting.is_empty() {
+            // Dropped, as a network might.
+            return;
+        }
+        let written = match &state.socket {
+            // Whoever reads from the connection finds out why it can't be written to.
+            Some(socket) if state.waiting.is_empty() => {
+                socket.try_write_vectored(&[IoSlice::new(&head), IoSlice::new(message)]).unwrap_or(0)
+            }
+            _ => 0,
+        };
+        if written == HEAD + message.len() {
+            return;
+        }
+        state.waiting.extend_from_slice(&head[written.min(HEAD)..]);
+        state.waiting.extend_from_slice(&message[written.saturating_sub(HEAD)..]);
+        state.is_wanted = true;
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Asks for a connection.
+    fn call(&self) {
+        self.state.lock().is_wanted = true;
+        self.wake.notify_one();
+    }
+
+    fn end(&self) {
+        self.state.lock().has_ended = true;
+        self.wake.notify_one();
+    }
+
+    /// Waits until a connection is wanted; false if none ever will be again.
+    async fn wanted(&self) -> bool {
+        loop {
+            {
+                let state = self.state.lock();
+                if state.has_ended || state.is_wanted {
+                    return !state.has_ended;
+                }
+            }
+            self.wake.notified().await;
+        }
+    }
+
+    /// Has messages go out by `socket`, or wait for another one.
+    fn connected(&self, socket: Option<&Arc<OwnedWriteHalf>>) {
+        let mut state = self.state.lock();
+        state.socket = socket.cloned();
+        if socket.is_none() {
+            // What waited for a connection that there is none of, or that broke, is old, and may be cut.
+            (state.waiting, state.is_wanted) = (BytesMut::new(), false);
+        }
+    }
+
+    /// Writes all that waits.
+    async fn flush(&self, socket: &OwnedWriteHalf) -> io::Result<()> {
+        loop {
+            {
+                let mut state = self.state.lock();
+                while !state.waiting.is_empty() {
+                    match socket.try_write(&state.waiting) {
+                        Ok(written) => state.waiting.advance(written),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                        Err(error) => return Err(error),
+                    }
+                }
+                if state.has_ended {
+                    return Err(io::ErrorKind::NotConnected.into());
+                }
+                if state.waiting.is_empty() {
+                    // Whatever a burst took.
+                    if state.waiting.capacity() > (1 << 20) {
+                        state.waiting = BytesMut::new();
+                    }
+                    return Ok(());
+                }
+            }
+            socket.writable().await?;
         }
     }
 }
@@ -114,7 +225,7 @@ pub(crate) async fn greet(address: &str, myself: &Myself, secret: &Secret) -> Re
     let greeted = tokio::time::timeout(CONNECT_TIMEOUT, async {
         let mut connection = connect(address, myself, secret, Lane::Beat.number()).await?;
         // The node says something only once it has believed the proof.
-        connection.replies.message().await.map(drop).map_err(|status| refusal(address, &status))
+        connection.reply(address).await.map(drop)
     });
     greeted.await.unwrap_or_else(|_| Err(unreachable_node(address, "no answer in time")))
 }
@@ -125,31 +236,31 @@ async fn keep_greeting(dialer: Dialer) {
     loop {
         period.tick().await;
         for node in dialer.inner.book.nodes().into_iter().filter(|&node| node != dialer.inner.myself.node) {
-            dialer.send(node, Lane::Beat, Vec::new());
+            dialer.link(node, Lane::Beat).call();
         }
     }
 }
 
-/// Brings the messages of one queue to their node until the queue is gone.
-async fn deliver(dialer: Dialer, target: NodeId, lane: Lane, mut queue: mpsc::Receiver<Vec<u8>>) {
+/// Brings the messages of one link to their node until the link ends.
+async fn deliver(dialer: Dialer, target: NodeId, lane: Lane, link: Arc<Link>) {
     let Inner { myself, secret, book, .. } = &*dialer.inner;
-    while let Some(first) = queue.recv().await {
-        let Some(address) = book.address(target) else { continue };
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect(&address, myself, secret, lane.number()));
-        match connected.await.unwrap_or_else(|_| Err(unreachable_node(&address, "no answer in time"))) {
-            Ok(Connection { welcome, messages, replies }) if welcome.node == target.0 => {
-                tracing::debug!(%target, ?lane, address, "connected");
-                pump(first, &mut queue, messages, replies, book).await;
-                tracing::debug!(%target, ?lane, address, "disconnected");
+    while link.wanted().await {
+        if let Some(address) = book.address(target) {
+            let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect(&address, myself, secret, lane.number()));
+            match connected.await.unwrap_or_else(|_| Err(unreachable_node(&address, "no answer in time"))) {
+                Ok(connection) if connection.welcome.node == target.0 => {
+                    tracing::debug!(%target, ?lane, address, "connected");
+                    let why = pump(&link, connection, book).await;
+                    tracing::debug!(%target, ?lane, address, ?why, "disconnected");
+                }
+                Ok(Connection { welcome, .. }) => {
+                    tracing::debug!(%target, found = welcome.node, address, "another node has that address now");
+                }
+                Err(error) => tracing::debug!(%target, ?lane, address, %error, "connect"),
             }
-            Ok(Connection { welcome, .. }) => {
-                tracing::debug!(%target, found = welcome.node, address, "another node has that address now");
-            }
-            Err(error) => tracing::debug!(%target, ?lane, address, %error, "connect"),
         }
         tokio::time::sleep(pause()).await;
-        // What waited meanwhile is old.
-        while queue.try_recv().is_ok() {}
+        link.connected(None);
     }
 }
 
@@ -159,55 +270,58 @@ fn pause() -> Duration {
     least + (most - least).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
-async fn pump(
-    first: Vec<u8>,
-    queue: &mut mpsc::Receiver<Vec<u8>>,
-    messages: mpsc::Sender<FromCaller>,
-    mut replies: tonic::Streaming<wire::FromNode>,
-    book: &AddressBook,
-) {
-    let mut next = Some(first);
-    loop {
-        let mut together = Vec::new();
-        let mut bytes = 0;
-        // Empty ones are greetings, and done by the connection itself.
-        while let Some(message) = next.take() {
-            bytes += message.len();
-            if !message.is_empty() {
-                together.push(Bytes::from(message));
-            }
-            if together.len() < TOGETHER && bytes < TOGETHER_BYTES {
-                next = queue.try_recv().ok();
+/// Writes what waits, and reads what the node says, until the connection ends.
+async fn pump(link: &Link, connection: Connection, book: &AddressBook) -> io::Result<()> {
+    let Connection { mut replies, socket, .. } = connection;
+    let socket = Arc::new(socket);
+    link.connected(Some(&socket));
+    let write = async {
+        loop {
+            link.flush(&socket).await?;
+            link.wake.notified().await;
+        }
+    };
+    let read = async {
+        while let Some(FromNode { part }) = replies.message().await? {
+            match part {
+                Some(from_node::Part::Peers(peers)) => book.learn_all(&peers.known),
+                // The node says nothing more.
+                _ => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
-        if !together.is_empty() {
-            let part = Some(from_caller::Part::Messages(Messages { messages: together }));
-            if messages.send(FromCaller { part }).await.is_err() {
-                return;
-            }
-        }
-        next = tokio::select! {
-            message = queue.recv() => match message {
-                Some(message) => Some(message),
-                None => return,
-            },
-            reply = replies.message() => match reply {
-                Ok(Some(wire::FromNode { part: Some(from_node::Part::Peers(peers)) })) => {
-                    book.learn_all(&peers.known);
-                    None
-                }
-                // The node says nothing more; the end of its stream is that of the connection.
-                _ => return,
-            },
-        };
+        Ok(())
+    };
+    tokio::select! {
+        ended = write => ended,
+        ended = read => ended,
     }
 }
 
 /// A connection that both sides have proved.
 pub(super) struct Connection {
     pub(super) welcome: wire::Welcome,
-    pub(super) messages: mpsc::Sender<FromCaller>,
-    pub(super) replies: tonic::Streaming<wire::FromNode>,
+    replies: Frames<OwnedReadHalf>,
+    socket: OwnedWriteHalf,
+}
+
+impl Connection {
+    /// Says something to the node.
+    pub(super) async fn say(&mut self, part: from_caller::Part) -> io::Result<()> {
+        self.socket.write_all(&frames::framed(&FromCaller { part: Some(part) })?).await
+    }
+
+    /// What the node at `address` says.
+    ///
+    /// # Errors
+    /// What it refuses, with its reason where that is one of ours; `PEER_UNREACHABLE` if it hung up.
+    pub(super) async fn reply(&mut self, address: &str) -> Result<from_node::Part, Error> {
+        match self.replies.message::<FromNode>().await {
+            Ok(Some(FromNode { part: Some(from_node::Part::Refused(refused)) })) => Err(refusal(address, &refused)),
+            Ok(Some(FromNode { part: Some(part) })) => Ok(part),
+            Ok(_) => Err(unreachable_node(address, "it hung up")),
+            Err(error) => Err(unreachable_node(address, &error.to_string())),
+        }
+    }
 }
 
 pub(super) fn unreachable_node(address: &str, what: &str) -> Error {
@@ -217,44 +331,30 @@ pub(super) fn unreachable_node(address: &str, what: &str) -> Error {
 /// Opens a connection of its own, and goes through the handshake.
 pub(super) async fn connect(address: &str, myself: &Myself, secret: &Secret, lane: u8) -> Result<Connection, Error> {
     let hello = myself.hello(lane)?;
-    let (messages, stream) = mpsc::channel(8);
-    let send = |part| messages.try_send(FromCaller { part: Some(part) }).map_err(|_| unknown_protocol("connection"));
-    send(from_caller::Part::Hello(hello.clone()))?;
-    let mut client = PeerClient::new(channel(address).await?).max_decoding_message_size(MESSAGE_BYTES);
-    let refused = |status: tonic::Status| refusal(address, &status);
-    let mut replies = client.exchange(ReceiverStream::new(stream)).await.map_err(refused)?.into_inner();
-    let reply = replies.message().await.map_err(refused)?;
-    let Some(from_node::Part::Welcome(welcome)) = reply.and_then(|reply| reply.part) else {
+    let lost = |error: io::Error| unreachable_node(address, &error.to_string());
+    let stream = TcpStream::connect(address).await.map_err(lost)?;
+    frames::tune(&stream).map_err(lost)?;
+    let (source, socket) = stream.into_split();
+    let mut connection = Connection { welcome: wire::Welcome::default(), replies: Frames::new(source), socket };
+    connection.socket.write_all(&PREFACE).await.map_err(lost)?;
+    connection.say(from_caller::Part::Hello(hello.clone())).await.map_err(lost)?;
+    let from_node::Part::Welcome(welcome) = connection.reply(address).await? else {
         return Err(unknown_protocol("welcome"));
     };
     secret.check_node(&hello, &welcome)?;
     if myself.cluster != 0 && welcome.cluster != myself.cluster {
         return Err(foreign_cluster(welcome.cluster, myself.cluster));
     }
-    send(from_caller::Part::Proof(secret.caller_proof(&hello, &welcome).into()))?;
-    Ok(Connection { welcome, messages, replies })
-}
-
-async fn channel(address: &str) -> Result<Channel, Error> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| unreachable_node(address, &format!("not an address: {error}")))?;
-    let endpoint = endpoint
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE)
-        .initial_stream_window_size(4 << 20)
-        .initial_connection_window_size(8 << 20);
-    endpoint.connect().await.map_err(|error| unreachable_node(address, &error.to_string()))
+    connection.say(from_caller::Part::Proof(secret.caller_proof(&hello, &welcome).into())).await.map_err(lost)?;
+    connection.welcome = welcome;
+    Ok(connection)
 }
 
 /// What the other node said, with its reason where it is one of ours.
-pub(super) fn refusal(address: &str, status: &tonic::Status) -> Error {
-    use prost::Message as _;
-    let detail = tidepool_metadata::proto::ErrorDetail::decode(status.details()).unwrap_or_default();
+fn refusal(address: &str, refused: &wire::Refused) -> Error {
     let reasons = ["FOREIGN_CLUSTER", "FOREIGN_SECRET", "CATALOG_EPOCH", "PEER_PROTOCOL"];
-    match reasons.into_iter().find(|&reason| reason == detail.reason) {
-        Some(reason) => Error::new(ErrorKind::Conflict, reason, format!("node at {address}: {}", status.message())),
-        None => unreachable_node(address, status.message()),
+    match reasons.into_iter().find(|&reason| reason == refused.reason) {
+        Some(reason) => Error::new(ErrorKind::Conflict, reason, format!("node at {address}: {}", refused.message)),
+        None => unreachable_node(address, &refused.message),
     }
 }

@@ -17,7 +17,7 @@ use crate::error::Error;
 
 /// Version of the protocol between nodes: the handshake's, and that of the commands that go to the leader. A command that a
 /// member can't read would end it, so who writes another version is not let in.
-pub(super) const VERSION: u32 = (1 << 8) + COMMAND_VERSION as u32;
+pub(super) const VERSION: u32 = (2 << 8) + COMMAND_VERSION as u32;
 /// Length of a random value, in bytes.
 pub(super) const NONCE_BYTES: usize = 32;
 

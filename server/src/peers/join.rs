@@ -7,9 +7,9 @@ use tidepool_replication::{Lane, MemberId, Members};
 use tokio::time::Instant;
 
 use super::AddressBook;
-use super::dial::{connect, refusal, unreachable_node};
+use super::dial::{connect, unreachable_node};
 use super::handshake::{Myself, Secret, foreign_cluster, foreign_epoch, unknown_protocol};
-use super::wire::{FromCaller, Join, from_caller, from_node};
+use super::wire::{Join, from_caller, from_node};
 use crate::error::Error;
 
 /// How long a node tries to get in.
@@ -91,15 +91,12 @@ async fn ask(
             return Err(foreign_epoch(found.epoch, epoch));
         }
     }
-    let part = Some(from_caller::Part::Join(Join { life: myself.incarnation.0, guest }));
-    let gone = |_| unreachable_node(address, "it hung up");
-    connection.messages.send(FromCaller { part }).await.map_err(gone)?;
+    let part = from_caller::Part::Join(Join { life: myself.incarnation.0, guest });
+    connection.say(part).await.map_err(|error| unreachable_node(address, &error.to_string()))?;
     let joined = loop {
-        let reply = connection.replies.message().await;
-        let reply = reply.map_err(|status| refusal(address, &status))?;
-        match reply.and_then(|reply| reply.part) {
-            Some(from_node::Part::Peers(peers)) => book.learn_all(&peers.known),
-            Some(from_node::Part::Joined(joined)) => break joined,
+        match connection.reply(address).await? {
+            from_node::Part::Peers(peers) => book.learn_all(&peers.known),
+            from_node::Part::Joined(joined) => break joined,
             _ => return Err(unknown_protocol("answer to a join")),
         }
     };
