@@ -179,7 +179,27 @@ fn get(blocks: &[Vec<Option<Object>>], slot: Slot) -> &Object {
     blocks[block][index].as_ref().expect("a slot in use")
 }
 
-/// Within a bucket the upper bits of the hash are equal; the table takes its tags from there.
+/// Within a bucket the upper bits of the hash are equal. A table takes tags from the upper bits and places from the lower ones, so
+/// the equal ones go in between: else all keys of a bucket would be looked for from one place on.
 fn spread(hash: KeyHash) -> u64 {
-    hash.0.rotate_left(KeyBucket::BITS)
+    hash.0.rotate_left(32)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The bits from which a table takes a key's place, and its tag.
+    #[test]
+    fn keys_of_a_bucket_are_spread_over_its_table() {
+        let bucket = 7 << (64 - KeyBucket::BITS);
+        let hashes =
+            (1..=1000u64).map(|number| KeyHash(bucket | number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> KeyBucket::BITS));
+        let spread: Vec<u64> = hashes.map(spread).collect();
+        let places: BTreeSet<u64> = spread.iter().map(|hash| hash % 1024).collect();
+        let tags: BTreeSet<u64> = spread.iter().map(|hash| hash >> 57).collect();
+        assert!(places.len() > 500 && tags.len() > 100, "{} places, {} tags", places.len(), tags.len());
+    }
 }
