@@ -16,7 +16,7 @@ use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 use tidepool_metadata::{LogIndex, LogTime, NodeId};
 use tidepool_replication::consensus::{
-    Committed, Core, CoreConfig, Host, LogStore, MemberChange, Now, Outlives, Position, Role, TICK,
+    Behind, Committed, Core, CoreConfig, Host, LogStore, MemberChange, Now, Outlives, Position, Role, TICK,
 };
 use tidepool_replication::{CatalogError, ClusterEpoch, ClusterId, GroupError, Lane, LeaderReads, MemberId, Members};
 
@@ -75,15 +75,15 @@ struct Write {
     place: u64,
     pages: Pages,
     sync: bool,
-    /// Whom to tell.
-    number: Option<u64>,
+    /// What follows.
+    behind: Option<Behind>,
 }
 
 impl Disk {
     /// Begins to write what is cached.
-    fn write_later(&mut self, sync: bool, number: Option<u64>) {
+    fn write_later(&mut self, sync: bool, behind: Option<Behind>) {
         self.given += 1;
-        self.queue.push_back(Write { place: self.given, pages: self.cached.clone(), sync, number });
+        self.queue.push_back(Write { place: self.given, pages: self.cached.clone(), sync, behind });
     }
 
     /// Has all of it.
@@ -92,8 +92,8 @@ impl Disk {
         (self.durable, self.synced) = (self.cached.clone(), self.given);
     }
 
-    /// The first `count` writes are done; answers the highest number to tell.
-    fn done(&mut self, count: usize) -> Option<u64> {
+    /// The first `count` writes are done; answers what follows.
+    fn done(&mut self, count: usize) -> Vec<Behind> {
         let done: Vec<_> = self.queue.drain(..count).collect();
         let last_synced = done.iter().rposition(|write| write.sync);
         if let Some(Write { place, pages, .. }) = last_synced.map(|place| &done[place])
@@ -101,7 +101,7 @@ impl Disk {
         {
             (self.durable, self.synced) = (pages.clone(), *place);
         }
-        done.iter().filter_map(|write| write.number).next_back()
+        done.into_iter().filter_map(|write| write.behind).collect()
     }
 }
 
@@ -202,7 +202,7 @@ impl LogStore for SimulatedLog {
         entries: Vec<Entry>,
         hard_state: Option<HardState>,
         must_sync: bool,
-        later: Option<u64>,
+        behind: Option<Behind>,
     ) -> Result<(), GroupError> {
         let is_alone = self.members.all() == [self.member];
         assert!(must_sync || entries.is_empty() || is_alone, "others count on what this voter has");
@@ -220,8 +220,8 @@ impl LogStore for SimulatedLog {
             must_sync |= vote(&hard_state) != vote(&disk.cached.hard_state);
             disk.cached.hard_state = hard_state;
         }
-        match later {
-            Some(number) => disk.write_later(must_sync, Some(number)),
+        match behind {
+            Some(behind) => disk.write_later(must_sync, Some(behind)),
             None if must_sync => disk.sync(),
             None => {}
         }
@@ -524,10 +524,11 @@ impl World {
         // Some of what was under way may have come to the disk, told or not.
         let mut disk = known.disk.lock();
         let reached = self.random.below(disk.queue.len() as u64 + 1);
-        disk.done(usize::try_from(reached).unwrap());
+        let followed = disk.done(usize::try_from(reached).unwrap());
         drop(disk);
         (known.host.fetching, known.host.staged) = (None, None);
-        known.host.out.clear();
+        // What acknowledges them may have gone out just before.
+        known.host.out = followed.into_iter().flat_map(|behind| behind.messages).collect();
         // Whoever waited there has gone with it.
         let mut laws = self.laws.lock();
         for (read, _) in known.host.waiting.drain(..) {
@@ -535,6 +536,8 @@ impl World {
         }
         laws.open.retain(|id| id % 16 != u64::from(node.0));
         laws.reads.retain(|id, _| id % 16 != u64::from(node.0));
+        drop(laws);
+        self.with(node, |_, _, _| {});
     }
 
     fn with(
@@ -622,8 +625,9 @@ impl World {
         }
         // Mostly all of it.
         let count = if self.random.one_in(3) { self.random.below(waiting as u64 + 1) } else { waiting as u64 };
-        let told = known.disk.lock().done(usize::try_from(count).unwrap());
-        if let Some(number) = told {
+        let followed = known.disk.lock().done(usize::try_from(count).unwrap());
+        for Behind { number, messages } in followed {
+            self.nodes.get_mut(&node).unwrap().host.out.extend(messages);
             self.with(node, |core, now, host| core.written(now, number, host));
         }
     }

@@ -105,6 +105,7 @@ impl Group {
         let dirty = Arc::new(Dirty::default());
         let (sender, receiver) = mpsc::sync_channel(APPLY_TURNS);
         let fetcher = Fetcher::new(Arc::clone(&calls));
+        let acknowledge = Arc::clone(&transport);
         let driver = Driver::new(log, Threads::new(Arc::clone(&shared), transport, sender, fetcher))?;
         let writer = Writer { shared: Arc::clone(&shared), image, start, log: unsynced, dirty: Arc::clone(&dirty) };
 
@@ -114,7 +115,13 @@ impl Group {
             Self { stop: Box::new(move || stop.stop()), running, threads: Vec::new(), answerer: Arc::default() };
         let (ended, flushing) = (EndOnDrop(Arc::clone(&dirty)), Arc::clone(&dirty));
         let writing = Arc::clone(&shared);
-        group.spawn(&shared, "log", move || log_writer.run(|number| writing.inbox.written(number)))?;
+        group.spawn(&shared, "log", move || {
+            log_writer.run(|behind| {
+                // From here: the Raft thread would be one more that has to wake.
+                behind.messages.into_iter().for_each(|(target, lane, message)| acknowledge.send(target, lane, message));
+                writing.inbox.written(behind.number);
+            })
+        })?;
         group.spawn(&shared, "raft", move || {
             driver.run();
             Ok(())

@@ -34,12 +34,13 @@ use protobuf::Message;
 use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 use rocksdb::{DB, DBRecoveryMode, IteratorMode, Options, WriteBatch};
-use tidepool_metadata::LogIndex;
+use tidepool_metadata::{LogIndex, NodeId};
 use writer::{Given, Pen};
 pub(super) use writer::{LogWriter, Unsynced};
 
 use super::config::{Durability, Formation, GroupConfig};
 use super::member::{MemberId, Members};
+use super::transport::Lane;
 use super::{boot, database, identity};
 use crate::error::GroupError;
 
@@ -62,6 +63,18 @@ pub struct Position {
     pub term: u64,
 }
 
+/// What follows a write that is done later.
+#[derive(Clone, Debug, Default)]
+pub struct Behind {
+    /// What [`super::Core::written`] is told.
+    pub number: u64,
+    /// What acknowledges it to others.
+    pub messages: Vec<Outgoing>,
+}
+
+/// A message on its way out: to whom, by which lane, and its bytes.
+pub type Outgoing = (NodeId, Lane, Vec<u8>);
+
 /// Where a voter keeps entries, term and vote, and who the members are: a disk of its own, or a simulated one.
 ///
 /// Whoever drives it stops at the first error and never uses it again: what the disk holds is unknown then.
@@ -80,8 +93,8 @@ pub trait LogStore: Storage {
 
     /// Appends entries, replacing those from the first one's index on, and the hard state, if there is a new one. They can be
     /// read on return. They are written as the voter's durability says, if they must be synced; term and vote always: on return,
-    /// with all that was given before; or later, behind all of that, and then [`super::Core::written`] is told the number of
-    /// `later`, or a higher one.
+    /// with all that was given before; or later, behind all of that, and then the messages of `behind` are sent and
+    /// [`super::Core::written`] is told its number, or a higher one.
     ///
     /// # Errors
     /// The disk's.
@@ -90,7 +103,7 @@ pub trait LogStore: Storage {
         entries: Vec<Entry>,
         hard_state: Option<HardState>,
         must_sync: bool,
-        later: Option<u64>,
+        behind: Option<Behind>,
     ) -> Result<(), GroupError>;
 
     /// Notes how far is committed; need not be durable before the next append.
@@ -353,7 +366,7 @@ impl LogStore for Log {
         entries: Vec<Entry>,
         hard_state: Option<HardState>,
         must_sync: bool,
-        later: Option<u64>,
+        behind: Option<Behind>,
     ) -> Result<(), GroupError> {
         let mut batch = WriteBatch::default();
         let kept = entries.first().map_or(self.last, |first| first.index - 1);
@@ -373,10 +386,10 @@ impl LogStore for Log {
         let new_vote = (hard_state.term, hard_state.vote) != (self.hard_state.term, self.hard_state.vote);
         batch.put(HARD_STATE, encode(&hard_state));
         let sync = new_vote || must_sync && self.durability == Durability::Fsync;
-        match later {
+        match behind {
             None => self.pen.write(batch, sync)?,
-            Some(number) => {
-                let given = self.pen.write_later(batch, sync, Some(number))?;
+            Some(behind) => {
+                let given = self.pen.write_later(batch, sync, Some(behind))?;
                 if let Some(first) = entries.first() {
                     self.unwritten.push_back((given, first.index));
                 }

@@ -51,7 +51,7 @@ pub use config::{Durability, Formation, GroupConfig, GroupLimits, LeaderReads, O
 pub use group::Group;
 pub use handle::{Answerer, Consensus, Read};
 pub use identity::{ClusterEpoch, ClusterId};
-pub use log::{LogStore, Position};
+pub use log::{Behind, LogStore, Outgoing, Position};
 pub use machine::{Change, StateMachine};
 pub use member::{MemberId, Members};
 pub use shared::{GroupStatus, Role};

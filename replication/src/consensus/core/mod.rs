@@ -34,7 +34,7 @@ use reads::Reads;
 
 use super::config::{LeaderReads, Outlives};
 use super::envelope::{self, Body, Envelope, Unread};
-use super::log::{LogStore, Position};
+use super::log::{Behind, LogStore, Outgoing, Position};
 use super::member::{MemberId, Members};
 use super::shared::Role;
 use super::transport::Lane;
@@ -249,7 +249,7 @@ struct Unwritten {
     bytes: usize,
     /// It has a term or a vote that was not written before.
     promises: bool,
-    /// What acknowledges what is written then.
+    /// What came after it and is to be sent then.
     messages: Vec<Message>,
 }
 
@@ -534,7 +534,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
         let promised = hard_state.as_ref().map_or(self.promised, |state| (state.term, state.vote));
         let promises = promised != self.promised;
         self.promised = promised;
-        let (at_once, behind) = self.sort(ready.take_messages(), ready.take_persisted_messages(), promises);
+        let (at_once, mut behind) = self.sort(ready.take_messages(), ready.take_persisted_messages(), promises);
         // Beside the write: followers have what a leader logs as early as its own disk.
         self.send(at_once, host);
         let has_snapshot = !ready.snapshot().is_empty();
@@ -549,11 +549,15 @@ impl<L: LogStore, H: Host> Core<L, H> {
         }
         let number = ready.number();
         // Alone, nobody waits for this voter meanwhile; a snapshot is installed on this thread as it is.
-        let later = (!has_snapshot && !self.members().is_alone(self.me)).then_some(number);
+        let is_later = !has_snapshot && !self.members().is_alone(self.me);
         let bytes = entries.iter().map(|entry| entry.data.len()).sum();
         let writes = !entries.is_empty() || promises;
         if writes {
             let must_sync = promises || !self.may_sync_later(&entries);
+            let later = is_later.then(|| {
+                let messages = std::mem::take(&mut behind).into_iter().filter_map(|message| self.outgoing(message));
+                Behind { number, messages: messages.collect() }
+            });
             self.raw.mut_store().append(entries, hard_state, must_sync, later)?;
         } else if let Some(state) = hard_state {
             self.raw.mut_store().set_commit(state.commit);
@@ -561,7 +565,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
         let committed = ready.take_committed_entries();
         self.raw.advance_append_async(ready);
         match self.unwritten.back_mut() {
-            _ if writes && later.is_some() => {
+            _ if writes && is_later => {
                 self.unwritten.push_back(Unwritten { batch: number, ready: number, bytes, promises, messages: behind });
             }
             Some(last) if !writes && !has_snapshot => {
@@ -595,8 +599,7 @@ impl<L: LogStore, H: Host> Core<L, H> {
         ([leading, heard].concat(), behind)
     }
 
-    /// The log is written up to the batch `number`, as the store said that it would be: what acknowledges it goes out.
-    /// [`Core::turn`] does what follows.
+    /// The log is written up to the batch `number`, as the store said that it would be. [`Core::turn`] does what follows.
     pub fn written(&mut self, now: Now, number: u64, host: &mut H) {
         self.now = now;
         self.settle_writes(number, host);
@@ -660,27 +663,38 @@ impl<L: LogStore, H: Host> Core<L, H> {
 
     fn send(&mut self, messages: Vec<Message>, host: &mut H) {
         for message in messages {
-            let to = MemberId(message.to);
-            let lane = match message.get_msg_type() {
-                MessageType::MsgAppend | MessageType::MsgAppendResponse => Lane::Log,
-                MessageType::MsgSnapshot => {
-                    self.offers.insert(to.0, self.now.boot);
-                    Lane::Log
-                }
-                _ => Lane::Beat,
-            };
-            let leads = self.raw.raft.state == StateRole::Leader;
-            let sent = if leads { self.now.boot } else { 0 };
-            let follows = self.followed.0 == self.raw.raft.term && self.followed.1 == to.0;
-            let heard = if follows { (self.followed.0, self.followed.2) } else { (0, 0) };
-            let Ok(message) = message.write_to_bytes() else { continue };
-            self.post(to, lane, Body::Raft { sent, heard, message }, host);
+            if let Some((target, lane, message)) = self.outgoing(message) {
+                host.send(target, lane, message);
+            }
         }
     }
 
+    fn outgoing(&mut self, message: Message) -> Option<Outgoing> {
+        let to = MemberId(message.to);
+        let lane = match message.get_msg_type() {
+            MessageType::MsgAppend | MessageType::MsgAppendResponse => Lane::Log,
+            MessageType::MsgSnapshot => {
+                self.offers.insert(to.0, self.now.boot);
+                Lane::Log
+            }
+            _ => Lane::Beat,
+        };
+        let leads = self.raw.raft.state == StateRole::Leader;
+        let sent = if leads { self.now.boot } else { 0 };
+        let follows = self.followed.0 == self.raw.raft.term && self.followed.1 == to.0;
+        let heard = if follows { (self.followed.0, self.followed.2) } else { (0, 0) };
+        let message = message.write_to_bytes().ok()?;
+        Some(self.envelope(to, lane, Body::Raft { sent, heard, message }))
+    }
+
     fn post(&self, to: MemberId, lane: Lane, body: Body, host: &mut H) {
+        let (target, lane, message) = self.envelope(to, lane, body);
+        host.send(target, lane, message);
+    }
+
+    fn envelope(&self, to: MemberId, lane: Lane, body: Body) -> Outgoing {
         let envelope = Envelope { from: self.me, to, body };
-        host.send(to.node(), lane, envelope.encode(self.group()));
+        (to.node(), lane, envelope.encode(self.group()))
     }
 
     fn group(&self) -> envelope::Group {

@@ -19,6 +19,10 @@ fn in_term(term: u64) -> Option<HardState> {
     Some(HardState { term, ..HardState::default() })
 }
 
+fn numbered(number: u64) -> Option<Behind> {
+    Some(Behind { number, messages: Vec::new() })
+}
+
 fn all(log: &Log) -> Vec<(u64, u64)> {
     let first = log.first_index().unwrap();
     let entries = log.entries(first, log.last() + 1, None, GetEntriesContext::empty(false)).unwrap();
@@ -132,17 +136,17 @@ fn what_is_not_written_yet_is_read_from_memory() {
     let writer = log.writer();
     let large = |index| Entry { index, term: 1, data: vec![7; CACHE_BYTES / 3].into(), ..Entry::default() };
     for index in 1..=6 {
-        log.append(vec![large(index)], in_term(1), true, Some(index * 10)).unwrap();
+        log.append(vec![large(index)], in_term(1), true, numbered(index * 10)).unwrap();
     }
     // A new leader replaces what no disk has yet.
-    log.append(vec![entry(5, 2)], in_term(2), true, Some(70)).unwrap();
+    log.append(vec![entry(5, 2)], in_term(2), true, numbered(70)).unwrap();
     let expected = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)];
     assert_eq!(all(&log), expected);
     assert_eq!(log.cache.len(), 5, "the disk has none of them");
 
     let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let ear = Arc::clone(&told);
-    let thread = std::thread::spawn(move || writer.run(|number| ear.lock().push(number)));
+    let thread = std::thread::spawn(move || writer.run(|behind| ear.lock().push(behind.number)));
     // At once, which is behind all that waits.
     log.append(vec![Entry { term: 2, ..large(6) }], None, true, None).unwrap();
     assert!(log.cache.len() <= 4, "of what is written, as much as there is room for is kept");
@@ -159,13 +163,13 @@ fn a_writer_that_fails_is_not_waited_for() {
     let broken = Arc::default();
     let mut log = open(folder.path()).unwrap().failing_with(&broken);
     let writer = log.writer();
-    log.append(vec![entry(1, 1)], in_term(1), true, Some(1)).unwrap();
-    log.append(vec![entry(2, 1)], None, false, Some(2)).unwrap();
+    log.append(vec![entry(1, 1)], in_term(1), true, numbered(1)).unwrap();
+    log.append(vec![entry(2, 1)], None, false, numbered(2)).unwrap();
     broken.store(true, std::sync::atomic::Ordering::Release);
     let unsynced = log.unsynced();
-    let thread = std::thread::spawn(move || writer.run(|number| panic!("{number} is not written")));
+    let thread = std::thread::spawn(move || writer.run(|behind| panic!("{behind:?} is not written")));
     assert!(matches!(thread.join().unwrap(), Err(GroupError::Write { .. })));
     assert!(matches!(unsynced.sync(), Err(GroupError::ThreadDied { .. })));
-    assert!(matches!(log.append(vec![entry(3, 1)], None, true, Some(3)), Err(GroupError::ThreadDied { .. })));
+    assert!(matches!(log.append(vec![entry(3, 1)], None, true, numbered(3)), Err(GroupError::ThreadDied { .. })));
     assert!(matches!(log.append(vec![entry(3, 1)], None, true, None), Err(GroupError::ThreadDied { .. })));
 }

@@ -1,7 +1,8 @@
 //! Who writes the log: a thread of its own, or whoever asks for it at once.
 //!
 //! ```text
-//!  Raft thread ── write_later ──> [ batches, in order ] ──> LogWriter::run ── written(number) ──> Raft thread
+//!  Raft thread ── write_later ──> [ batches, in order ] ──> LogWriter::run ──> acknowledgements to others
+//!       │                                                        └── written(number) ──> Raft thread
 //!       └──────── write: waits until the queue is empty, then writes on this thread
 //! ```
 //!
@@ -14,6 +15,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use rocksdb::{DB, WriteBatch, WriteOptions};
 
+use super::Behind;
 use crate::error::GroupError;
 
 /// Batches that may wait. Their bytes are bounded by what may be logged and not committed, and by what followers take.
@@ -26,8 +28,8 @@ enum Task {
     Write {
         batch: WriteBatch,
         sync: bool,
-        /// What to tell when it is written.
-        number: Option<u64>,
+        /// What follows.
+        behind: Option<Behind>,
     },
     /// Told once all that was given before is written.
     Wait(SyncSender<()>),
@@ -93,19 +95,19 @@ impl Pen {
         Ok(())
     }
 
-    /// Gives a batch to the thread; `number` is told when it is written.
+    /// Gives a batch to the thread; `behind` follows when it is written.
     pub(super) fn write_later(
         &mut self,
         batch: WriteBatch,
         sync: bool,
-        number: Option<u64>,
+        behind: Option<Behind>,
     ) -> Result<Given, GroupError> {
         self.given += 1;
         if !sync {
             self.has_unsynced.store(true, Ordering::Release);
         }
         match &self.tasks {
-            Some(tasks) => tasks.send(Task::Write { batch, sync, number }).map_err(|_| DIED)?,
+            Some(tasks) => tasks.send(Task::Write { batch, sync, behind }).map_err(|_| DIED)?,
             None => {
                 self.file.write(batch, sync)?;
                 self.written.store(self.given, Ordering::Release);
@@ -161,17 +163,22 @@ fn wait(tasks: &SyncSender<Task>) -> Result<(), GroupError> {
 }
 
 impl LogWriter {
-    /// Writes what is given, until the log is dropped; `tell` hears the highest number that is written.
-    pub(in crate::consensus) fn run(self, tell: impl Fn(u64)) -> Result<(), GroupError> {
+    /// Writes what is given, until the log is dropped. `follow` has what was to follow all that was written together: the
+    /// highest number, and the messages in order.
+    pub(in crate::consensus) fn run(self, follow: impl Fn(Behind)) -> Result<(), GroupError> {
         while let Ok(first) = self.tasks.recv() {
             let (mut batches, mut waiting) = (Vec::new(), Vec::new());
-            let (mut must_sync, mut highest) = (false, None);
+            let (mut must_sync, mut together) = (false, None);
             for task in std::iter::once(first).chain(self.tasks.try_iter().take(BATCHES)) {
                 match task {
-                    Task::Write { batch, sync, number } => {
+                    Task::Write { batch, sync, behind } => {
                         batches.push(batch);
                         must_sync |= sync;
-                        highest = number.or(highest);
+                        if let Some(behind) = behind {
+                            let together = together.get_or_insert_with(Behind::default);
+                            together.number = behind.number;
+                            together.messages.extend(behind.messages);
+                        }
                     }
                     Task::Wait(done) => waiting.push(done),
                 }
@@ -185,7 +192,7 @@ impl LogWriter {
                 // Whoever waited may have ended.
                 let _ = done.send(());
             }
-            highest.into_iter().for_each(&tell);
+            together.into_iter().for_each(&follow);
         }
         Ok(())
     }
