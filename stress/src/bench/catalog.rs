@@ -8,6 +8,7 @@ use serde_json::json;
 use tidepool_client::{Client, ClientSettings, Existence, PutOptions, PutOutcome};
 use tokio::runtime::Runtime;
 
+use super::complete::ThreeVoters;
 use super::latency::{Latencies, Ping, synced_appends};
 use super::load::{fill, key, node, runtime};
 use super::pairs::median;
@@ -24,7 +25,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     let runtime = runtime()?;
     let objects = if options.quick { 20_000 } else { 100_000 };
     // Room for all of it: what is evicted is not there to be asked for.
-    let mut cluster = Cluster::new(options.tidepool.clone(), &["telemetry.log_filter=warn"])?.lending(1 << 30, 0);
+    let mut cluster = Cluster::new(options.tidepool.clone(), &["telemetry.log_filter=warn"])?.lending(2 << 30, 0);
     cluster.grow(3)?;
     let mut bench = Nodes { options, runtime, cluster, next: objects };
     bench.runtime.block_on(fill(&bench.client(true)?, 0..objects, VALUE_BYTES))?;
@@ -34,6 +35,11 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     drop(bench);
     figures.extend(churn(options)?);
     Ok(figures)
+}
+
+/// Batches of each caller: enough for seconds.
+fn rounds(options: &BenchOptions) -> u64 {
+    if options.quick { 50 } else { 400 }
 }
 
 struct Nodes<'a> {
@@ -141,7 +147,7 @@ impl Nodes<'_> {
         const CLIENTS: u64 = 4;
         let clients = (0..CLIENTS).map(|_| self.client(true)).collect::<Result<Vec<_>, _>>()?;
         let value = Bytes::from(vec![7; VALUE_BYTES]);
-        let rounds = if self.options.quick { 20 } else { 100 };
+        let rounds = rounds(self.options);
         let began = Instant::now();
         let mut tasks = tokio::task::JoinSet::new();
         for (number, client) in clients.into_iter().enumerate() {
@@ -169,18 +175,30 @@ impl Nodes<'_> {
             vec![Figure::number("put in batches of 128, synced on two of three", rate, "objects/s", target).remark(
                 format!("{CLIENTS} clients, values of {VALUE_BYTES} bytes, all of it: reserve, copy, complete"),
             )];
+        let mut voters = ThreeVoters::start(self.options)?;
+        let alone = voters.batches(rounds)?;
+        let remark =
+            format!("{CLIENTS} callers, objects without bytes, three voters in one process, messages in memory");
+        figures.push(
+            Figure::number("complete in batches of 128, synced on two of three", alone, "objects/s", target)
+                .remark(remark),
+        );
         let (client, mut ping, side) = (self.leaders_client()?, Ping::start()?, self.options.side());
-        let (mut puts, mut floors, mut pings) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut puts, mut completes, mut floors, mut pings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.options.pairs() {
             puts.push(self.single_puts(&client, side)?.micros(0.5));
+            completes.push(voters.singles(side)?.micros(0.5));
             floors.push(synced_appends(&self.options.folder, side)?.micros(0.5));
             pings.push(Latencies::of(side / 4, || ping.once())?.micros(0.5));
         }
+        voters.stop();
+        let complete = median(&mut completes);
         let (put, floor, ping) = (median(&mut puts), median(&mut floors), median(&mut pings));
         let remark =
             format!("512 B appended and synced by three at once, two done: {floor:.0} us; a bare ping: {ping:.1} us");
         let target = Some(Bound::AtMost(1.5 * floor + 4.0 * ping));
         figures.push(Figure::number("put of 64 bytes, synced on two of three, p50", put, "us", target).remark(remark));
+        figures.push(Figure::number("complete of one object, synced on two of three, p50", complete, "us", target));
         Ok(figures)
     }
 

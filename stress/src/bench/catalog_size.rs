@@ -14,7 +14,7 @@ use tidepool_replication::{CatalogHandle, ClusterId, Durability, Group, GroupCon
 use super::load::runtime;
 use super::{BenchOptions, Bound, Error, Figure};
 
-const NODE: NodeId = NodeId(1);
+pub(super) const NODE: NodeId = NodeId(1);
 const LIFE: Incarnation = Incarnation(1);
 const BATCH: u64 = 1000;
 /// Commands under way at a time.
@@ -78,7 +78,8 @@ fn allocated_bytes() -> Result<usize, Error> {
     read.map_err(|error| format!("ask the allocator: {error}").into())
 }
 
-async fn put_all(catalog: &CatalogHandle, objects: u64) -> Result<(), Error> {
+/// Makes the node of all copies known.
+pub(super) async fn register(catalog: &CatalogHandle) -> Result<(), Error> {
     let registration = NodeRegistration {
         node: NODE,
         incarnation: LIFE,
@@ -87,6 +88,11 @@ async fn put_all(catalog: &CatalogHandle, objects: u64) -> Result<(), Error> {
         labels: Labels::default(),
     };
     catalog.propose(Command::RegisterNode(registration)).await?;
+    Ok(())
+}
+
+async fn put_all(catalog: &CatalogHandle, objects: u64) -> Result<(), Error> {
+    register(catalog).await?;
     let mut starts = (0..objects).step_by(BATCH as usize);
     let mut calls = tokio::task::JoinSet::new();
     loop {
@@ -112,7 +118,8 @@ fn key(number: u64) -> Result<ObjectKey, Error> {
     Ok(ObjectKey::new(format!("model@1@0@{hash:016x}{:016x}", hash.rotate_left(17)).as_bytes())?)
 }
 
-fn item(catalog: &CatalogHandle, sequence: u64) -> Result<CompleteItem, Error> {
+/// What completes an object of that number, stamped now.
+pub(super) fn item(catalog: &CatalogHandle, sequence: u64) -> Result<CompleteItem, Error> {
     let durability = tidepool_metadata::Durability::Memory;
     let replica = ReplicaId { node: NODE, incarnation: LIFE, sequence };
     Ok(CompleteItem {

@@ -3,6 +3,7 @@
 mod allocator;
 mod catalog;
 mod catalog_size;
+mod complete;
 mod dram;
 mod failover;
 mod figure;
