@@ -12,6 +12,8 @@ use super::NodeService;
 
 /// Items read at a time.
 const PAGE_ITEMS: usize = 1024;
+/// How soon after a look the next one is: puts drop nothing, and need not wake anybody here.
+const LOOK_PERIOD: Duration = Duration::from_millis(10);
 /// How often the catalog hears how far the node is.
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
@@ -46,6 +48,7 @@ pub(super) async fn run(service: NodeService, catalog: CatalogHandle) {
             }
             report_at = Instant::now() + REPORT_PERIOD;
         }
+        tokio::time::sleep(LOOK_PERIOD).await;
         let changed = applied.changed();
         let outcome = if freed > reported {
             tokio::time::timeout_at(report_at, changed).await.unwrap_or(Ok(()))
