@@ -397,6 +397,7 @@ mod tests {
         assert!(!leases.is_leased(at(2), one.version));
     }
 
+    /// B027: probes that lease whatever they find.
     #[test]
     fn existence_probes_protect_at_most_half_of_the_pool() {
         let mut leases = table(10_000);
@@ -456,6 +457,7 @@ mod tests {
         assert_eq!((leases.listed, leases.grant(at(5), object(1, 1), SECOND)), (0, LeaseOutcome::Granted(SECOND)));
     }
 
+    /// B067: a lease ends when it was to end, however often the leader changes.
     #[test]
     fn a_lease_that_is_taken_over_counts_and_is_bound_by_the_table_only() {
         let mut leases = Leases::new(LeaseLimits { entries: 2, ..LeaseLimits::default() });

@@ -103,6 +103,7 @@ fn blocking<A>(work: impl FnOnce() -> A) -> A {
     tokio::task::block_in_place(work)
 }
 
+/// B060: an index that is highly available, and empty after it has moved.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_is_killed_under_load_costs_nothing_that_was_acknowledged() {
     let mut cluster = start(3);
@@ -121,6 +122,7 @@ async fn a_leader_that_is_killed_under_load_costs_nothing_that_was_acknowledged(
     load.check(&cluster).await;
 }
 
+/// B064: the connections of a process that is stopped stay open. B069: what is asked right after a change of leaders.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_is_frozen_and_comes_back_serves_nothing_old() {
     let cluster = start(3);
@@ -240,6 +242,54 @@ async fn a_node_without_a_quorum_gives_what_it_has_by_version_and_says_that_it_i
     assert!(found.value == value(1));
     let info = cluster.node(0).unwrap().admin("/v1/info").unwrap();
     assert_eq!((info["role"].as_str(), info["objects"].as_u64()), (Some("starting"), Some(0)), "{info}");
+}
+
+/// B056: after a restart of all voters nodes are known, can be read, and a new one finds them. B060: with all that was acknowledged.
+/// B063: and memory that holds objects is given to nobody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_is_killed_as_a_whole_comes_back_with_what_it_had() {
+    const OBJECT: usize = 64 << 10;
+    const OBJECTS: u64 = 150;
+    let program = program(&std::env::current_exe().unwrap()).expect("the tidepool binary is built");
+    // Room for all of them on any one node.
+    let mut cluster = blocking(|| {
+        let mut cluster = Cluster::new(program, &["store.slice_bytes=256KiB"])?.lending(16 << 20, 0);
+        cluster.grow(3).map(|()| cluster)
+    })
+    .unwrap();
+    let bytes = |number: u64| Bytes::from(vec![(number % 251) as u8; OBJECT]);
+    let client = cluster.client(Duration::from_secs(20)).unwrap();
+    for number in 0..OBJECTS {
+        client.put(format!("old/{number}"), bytes(number), &PutOptions::default()).await.unwrap();
+    }
+    let of_each = |cluster: &Cluster, field: &str| -> Vec<u64> {
+        cluster.running().map(|(_, node)| node.tier("dram", field).unwrap()).collect()
+    };
+    let before = blocking(|| of_each(&cluster, "used"));
+    blocking(|| {
+        cluster.kill_all();
+        (0..3).try_for_each(|node| cluster.restart(node))
+    })
+    .unwrap();
+    blocking(|| cluster.wait_for_recovery());
+    assert_eq!(blocking(|| of_each(&cluster, "used")), before, "as much is used as before");
+    let newcomer = blocking(|| cluster.join()).unwrap();
+    blocking(|| cluster.wait_for_recovery());
+    let reader = cluster.node(newcomer).unwrap().client(1).unwrap();
+    for number in 0..OBJECTS {
+        let found = reader.get(format!("old/{number}")).await.unwrap().expect("it was acknowledged");
+        assert!(found.value == bytes(number), "wrong bytes of old/{number}");
+    }
+    // Until it is full several times over: what is evicted is a miss, and nothing is another object's.
+    let client = cluster.client(Duration::from_secs(20)).unwrap();
+    for number in 0..8 * OBJECTS {
+        client.put(format!("new/{number}"), bytes(number + 7), &PutOptions::default()).await.unwrap();
+        let old = number % OBJECTS;
+        if let Some(found) = client.get(format!("old/{old}")).await.unwrap() {
+            assert!(found.value == bytes(old), "wrong bytes of old/{old}");
+        }
+    }
+    assert!(blocking(|| of_each(&cluster, "evictions")).into_iter().sum::<u64>() > 0, "memory was given to others");
 }
 
 #[tokio::test(flavor = "multi_thread")]

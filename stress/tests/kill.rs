@@ -99,6 +99,7 @@ async fn until_recovered(node: &NodeProcess) {
     tokio::time::timeout(Duration::from_secs(30), recovered).await.expect("recovery ends");
 }
 
+/// B054: a node that is killed and back at once, with clients that go on.
 /// Below the capacity of both tiers together nothing may be evicted: every acknowledged object must be there.
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_9_under_load_loses_nothing_that_was_acknowledged() {

@@ -305,6 +305,7 @@ async fn an_unanswered_forget_keeps_the_object_and_is_asked_again() {
     node.put(MIB as usize).await;
 }
 
+/// B036: a removal, and a put in its place, while a reader is in the middle.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_keeps_its_bytes_while_the_object_is_removed_and_its_room_wanted() {
     let node = TestNode::new(16 * MIB, None).await;
@@ -473,6 +474,7 @@ async fn a_version_is_never_served_for_another() {
     assert!(node.store.open(name.tenant, &key(name.version.sequence), other).await.unwrap().is_none());
 }
 
+/// B025: a transfer that takes longer than anybody thought.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_keeps_memory_until_it_ends() {
     let node = TestNode::new(16 * MIB, None).await;

@@ -48,6 +48,7 @@ fn an_absent_node_keeps_its_copies_for_its_return() {
     assert_eq!(world.presence("a"), Presence::Present);
 }
 
+/// B052 and B054: a node that is back before or after others noticed, with or without what it had.
 #[test]
 fn copies_of_an_older_life_are_recovering_until_the_announcement_ends() {
     let mut world = World::new(1);
