@@ -1,16 +1,22 @@
-//! The catalog with many objects: memory, and how soon it is there again after a start with a cold page cache.
+//! The catalog with many objects: memory, what a snapshot for a new member costs those who write meanwhile, and how soon it is there
+//! again after a start with a cold page cache.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidepool_metadata::catalog::{
     Answer, Command, CompleteItem, Copies, Labels, NewReplica, NodeAddresses, NodeRegistration, Query,
 };
 use tidepool_metadata::{DataType, Incarnation, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
-use tidepool_replication::{CatalogHandle, ClusterId, Durability, Group, GroupConfig, Read};
+use tidepool_replication::{CatalogHandle, ClusterId, Formation, Group, GroupConfig, MemberChange, MemberId, Read};
+use tokio::runtime::Runtime;
 
+use super::complete::{Hands, MembersHere, complete};
+use super::latency::Latencies;
 use super::load::runtime;
 use super::{BenchOptions, Bound, Error, Figure};
 
@@ -22,18 +28,26 @@ const IN_FLIGHT: usize = 4;
 /// Of the catalog alone, beyond the key.
 const OBJECT_BYTES: f64 = 250.0;
 const RESTART: f64 = 5.0;
+/// How long a snapshot may take.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     let objects: u64 = if options.quick { 1_000_000 } else { 10_000_000 };
     let runtime = runtime()?;
     let folder = options.folder.join("catalog-size");
-    let config = GroupConfig { durability: Durability::Os, ..GroupConfig::new(folder.clone(), ClusterId(1), NODE) };
+    let config = GroupConfig::new(folder.clone(), ClusterId(1), NODE);
     let before = allocated_bytes()?;
     let began = Instant::now();
-    let (group, catalog) = {
+    let members = MembersHere::default();
+    let open = |config: GroupConfig| {
+        let node = config.node;
+        let hands = Hands { members: Arc::clone(&members), runtime: runtime.handle().clone() };
         let _in_runtime = runtime.enter();
-        Group::start(config.clone())?
+        let (group, catalog) = Group::start_with(config, Arc::new(hands))?;
+        members.lock().insert(node, catalog.clone());
+        Ok::<_, Error>((group, catalog))
     };
+    let (group, catalog) = open(config.clone())?;
     runtime.block_on(put_all(&catalog, objects))?;
     let filled = began.elapsed().as_secs_f64();
     let each = allocated_bytes()?.saturating_sub(before) as f64 / objects as f64;
@@ -45,6 +59,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     let mut figures = vec![
         Figure::number("memory of an object in the catalog", each - key_bytes as f64, "bytes", target).remark(remark),
     ];
+    figures.push(snapshot(options, &runtime, &catalog, objects, open)?);
+    members.lock().clear();
     runtime.block_on(async {
         catalog.flush_image().await?;
         catalog.shutdown().await;
@@ -70,6 +86,49 @@ pub(super) fn run(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
     figures.push(Figure::number("start of a catalog, page cache cold", took, "s", target).remark(remark));
     runtime.block_on(catalog.shutdown());
     Ok(figures)
+}
+
+/// A new member takes all of it while objects are completed one by one.
+fn snapshot(
+    options: &BenchOptions,
+    runtime: &Runtime,
+    catalog: &CatalogHandle,
+    objects: u64,
+    open: impl FnOnce(GroupConfig) -> Result<(Group, CatalogHandle), Error>,
+) -> Result<Figure, Error> {
+    let next = AtomicU64::new(objects);
+    let one = || runtime.block_on(complete(catalog, next.fetch_add(1, Ordering::Relaxed), 1));
+    // What is written now is the snapshot; what is logged before it is gone.
+    runtime.block_on(catalog.flush_image())?;
+    let quiet = Latencies::of(options.side() * 4, one)?;
+    let learner = NodeId(NODE.0 + 1);
+    runtime.block_on(catalog.change_members(MemberChange::Add(MemberId::new(learner, 1))))?;
+    let formation = Formation::Join { life: 1, members: catalog.status().members };
+    let folder = options.folder.join("catalog-size-learner");
+    let began = Instant::now();
+    let (group, copy) = open(GroupConfig { formation, ..GroupConfig::new(folder, ClusterId(1), learner) })?;
+    let mut times = Vec::new();
+    while copy.applied() < catalog.applied() {
+        if began.elapsed() > PATIENCE {
+            return Err("the snapshot did not arrive".into());
+        }
+        let began = Instant::now();
+        one()?;
+        times.push(began.elapsed());
+    }
+    let took = began.elapsed().as_secs_f64();
+    let busy = Latencies::from(times);
+    let (p99, alone) = (busy.micros(0.99), quiet.micros(0.99));
+    runtime.block_on(catalog.change_members(MemberChange::Remove(learner)))?;
+    runtime.block_on(group.shutdown());
+    let remark = format!(
+        "p99 {p99:.0} us of {} completes in {took:.1} s, without {alone:.0} us of {}; giver and taker on one machine",
+        busy.count(),
+        quiet.count()
+    );
+    let target = Some(Bound::AtMost(2.0));
+    Ok(Figure::number("complete while a new member takes a snapshot, p99 beside", p99 / alone, "", target)
+        .remark(remark))
 }
 
 /// What this process holds of its allocator.

@@ -22,10 +22,13 @@ const CALLERS: u64 = 4;
 /// How long the group may take to be whole.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Members of one group in this process, by node.
+pub(super) type MembersHere = Arc<Mutex<BTreeMap<NodeId, CatalogHandle>>>;
+
 /// Hands messages to the member that they are for.
-struct Hands {
-    members: Arc<Mutex<BTreeMap<NodeId, CatalogHandle>>>,
-    runtime: Handle,
+pub(super) struct Hands {
+    pub(super) members: MembersHere,
+    pub(super) runtime: Handle,
 }
 
 impl Transport for Hands {
@@ -50,7 +53,7 @@ pub(super) struct ThreeVoters {
 impl ThreeVoters {
     pub(super) fn start(options: &BenchOptions) -> Result<Self, Error> {
         let runtime = super::load::runtime()?;
-        let members = Arc::new(Mutex::new(BTreeMap::new()));
+        let members = MembersHere::default();
         let mut groups = Vec::new();
         let mut open = |node: u32, formation: Formation| {
             let folder = options.folder.join(format!("complete-{node}"));
@@ -118,7 +121,8 @@ impl ThreeVoters {
     }
 }
 
-async fn complete(catalog: &CatalogHandle, first: u64, count: u64) -> Result<(), Error> {
+/// Completes so many new objects by one command.
+pub(super) async fn complete(catalog: &CatalogHandle, first: u64, count: u64) -> Result<(), Error> {
     let items = (first..first + count).map(|number| item(catalog, number)).collect::<Result<_, _>>()?;
     let (_, outcome) = catalog.propose(Command::Complete(items)).await?;
     match outcome {
