@@ -100,7 +100,6 @@ fn snapshot(
     let one = || runtime.block_on(complete(catalog, next.fetch_add(1, Ordering::Relaxed), 1));
     // What is written now is the snapshot; what is logged before it is gone.
     runtime.block_on(catalog.flush_image())?;
-    let quiet = Latencies::of(options.side() * 4, one)?;
     let learner = NodeId(NODE.0 + 1);
     runtime.block_on(catalog.change_members(MemberChange::Add(MemberId::new(learner, 1))))?;
     let formation = Formation::Join { life: 1, members: catalog.status().members };
@@ -118,6 +117,8 @@ fn snapshot(
     }
     let took = began.elapsed().as_secs_f64();
     let busy = Latencies::from(times);
+    // With the member there: before, this one was alone, and synced nothing of memory.
+    let quiet = Latencies::of(options.side() * 4, one)?;
     let (p99, alone) = (busy.micros(0.99), quiet.micros(0.99));
     runtime.block_on(catalog.change_members(MemberChange::Remove(learner)))?;
     runtime.block_on(group.shutdown());
