@@ -172,7 +172,7 @@ impl NodeService {
         let (_, answer) = self.catalog().await?.query(Query::Counts, Read::Local).await?;
         let Answer::Counts(counts) = answer else { return Err(error::unexpected("counts")) };
         let under_way = counts.settings.contains(&Setting::Rebuilding(true));
-        let waits = folder.rebuild_waits().map(|mut waits| {
+        let waits = folder.rebuild_waits().filter(|_| under_way).map(|mut waits| {
             waits.push(self.inner.node);
             awaited(waits, &nodes)
         });
