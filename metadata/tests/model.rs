@@ -116,6 +116,11 @@ fn name(key: u8) -> (TenantId, ObjectKey) {
     (TenantId(u32::from(key) % 2), ObjectKey::new(&[b'k', key]).expect("legal key"))
 }
 
+/// Some objects of each tenant are of one group.
+fn is_grouped(length: u64) -> bool {
+    length.is_multiple_of(3)
+}
+
 fn request_id(sequence: Option<u8>, kind: u64) -> Option<RequestId> {
     sequence.map(|one| RequestId { session: SESSION, sequence: kind + u64::from(one) })
 }
@@ -126,6 +131,8 @@ struct Model {
     index: LogIndex,
     objects: BTreeMap<(TenantId, ObjectKey), ModelObject>,
     lives: BTreeMap<NodeId, (u32, NodeState)>,
+    /// Nodes that an operator empties, whether they are here or not.
+    drained: BTreeSet<NodeId>,
     /// All copies that their nodes may have freed, ever.
     freed: BTreeSet<ReplicaId>,
     /// Of the puts with request ids: under which version each became visible, or that it lost.
@@ -250,6 +257,18 @@ impl Model {
         }
         if mode == ForgetMode::EvenLast && object.pins > 0 && !others().any(|(replica, _)| self.reads(replica)) {
             return ForgetOutcome::Pinned;
+        }
+        if mode == ForgetMode::EvenLast && object.replicas.len() == 1 && is_grouped(object.length) {
+            // A group goes as one, unless one of it is pinned.
+            let is_other = |other: &(TenantId, ObjectKey), object: &ModelObject| {
+                *other != name && other.0 == name.0 && is_grouped(object.length)
+            };
+            if self.objects.iter().any(|(other, object)| is_other(other, object) && object.pins > 0) {
+                return ForgetOutcome::Pinned;
+            }
+            let others = self.objects.extract_if(.., |other, object| is_other(other, object));
+            let freed: Vec<ReplicaId> = others.flat_map(|(_, object)| object.replicas.into_keys()).collect();
+            self.freed.extend(freed);
         }
         self.freed.insert(item.replica);
         let object = self.objects.get_mut(&name).expect("just seen");
@@ -471,8 +490,8 @@ impl Run {
         };
         self.both(&Command::RegisterNode(registration));
         let life = self.model.lives.entry(NodeId(node)).or_insert((incarnation, NodeState::Up));
-        let draining = life.1 == NodeState::Draining;
-        *life = (incarnation, if draining { NodeState::Draining } else { NodeState::Up });
+        let drains = self.model.drained.contains(&NodeId(node));
+        *life = (incarnation, if drains { NodeState::Draining } else { NodeState::Up });
     }
 
     fn entry(&mut self) -> EntryContext {
@@ -515,7 +534,7 @@ impl Run {
             length: u64::from(length),
             slice_bytes: 1 << 20,
             data_type: DataType::KvCache,
-            group: (length % 3 == 0).then(|| "group".into()),
+            group: is_grouped(length.into()).then(|| "group".into()),
             checksums: vec![sequence as u32],
             replicas: (1..=NODES).filter(|node| nodes >> (node - 1) & 1 == 1).map(replica).collect(),
             copies,
@@ -598,6 +617,11 @@ impl Run {
                 let node = NodeId(u32::from(*node) + 1);
                 let (incarnation, known) = self.model.lives.get_mut(&node).expect("registered");
                 *known = *state;
+                match state {
+                    NodeState::Draining => _ = self.model.drained.insert(node),
+                    NodeState::Up => _ = self.model.drained.remove(&node),
+                    NodeState::Absent => {}
+                }
                 let incarnation = Incarnation(*incarnation);
                 self.both(&Command::SetNodeState { node, incarnation, state: *state, term: None });
             }
