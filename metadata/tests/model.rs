@@ -266,9 +266,14 @@ impl Model {
             if self.objects.iter().any(|(other, object)| is_other(other, object) && object.pins > 0) {
                 return ForgetOutcome::Pinned;
             }
-            let others = self.objects.extract_if(.., |other, object| is_other(other, object));
-            let freed: Vec<ReplicaId> = others.flat_map(|(_, object)| object.replicas.into_keys()).collect();
-            self.freed.extend(freed);
+            let is_kept = |other: &_, object: &mut ModelObject| {
+                let goes = is_other(other, object);
+                if goes {
+                    self.freed.extend(object.replicas.keys());
+                }
+                !goes
+            };
+            self.objects.retain(is_kept);
         }
         self.freed.insert(item.replica);
         let object = self.objects.get_mut(&name).expect("just seen");

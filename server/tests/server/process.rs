@@ -198,7 +198,7 @@ async fn a_lost_catalog_is_refused_and_rebuilt_from_the_tiers() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), freed).await.expect("the removed object is freed");
+    tokio::time::timeout(std::time::Duration::from_secs(10), freed).await.expect("the removed object is freed");
     let (stopped, data) = server.stop().await;
 
     std::fs::remove_dir_all(data.join("catalog")).unwrap();
