@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any, AsyncIterator, Awaitable, List, Optional, Sequence, Union
 
 from . import _arguments, trees, types
+from ._connected import Connected
 from ._native import Connection, View
 from .errors import InvalidError, TidepoolError
 from .store import _options, removed
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from .embedded import AsyncEmbeddedStore
 
 
-class AsyncStore:
+class AsyncStore(Connected):
     """As :class:`tidepool.Store`, for asyncio: no call blocks the loop, and a cancelled one is not gone on with.
 
     At most 4096 calls are under way at a time in a process; more raise ``OVERLOADED``. Buffers given to a call belong to
@@ -79,36 +80,6 @@ class AsyncStore:
     def close(self) -> None:
         """Lets go of the connection."""
         self._native.close()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._native.closed
-
-    @property
-    def native_calls(self) -> int:
-        """How many calls went by the node's transfer engine, rather than by gRPC."""
-        return self._native.native_calls
-
-    @property
-    def local_hits(self) -> int:
-        """How many objects were read from the memory of the node on this host, without a call."""
-        return self._native.local_hits
-
-    @property
-    def lent_puts(self) -> int:
-        """How many puts the node on this host copied from memory of :func:`tidepool.allocate`."""
-        return self._native.lent_puts
-
-    @property
-    def one_sided_reads(self) -> int:
-        """How many objects this client read from nodes' memory itself."""
-        return self._native.one_sided_reads
-
-    @property
-    def one_sided_puts(self) -> int:
-        """How many puts' values nodes read from this program's memory."""
-        return self._native.one_sided_puts
 
     async def __aenter__(self) -> "AsyncStore":
         return self

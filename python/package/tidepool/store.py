@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Sequence, Union
 
 from . import _arguments, trees, types
+from ._connected import Connected
 from ._native import Connection, View
 from .errors import InvalidError, TidepoolError
 from .tensors import Tensor, decode, encode
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from .embedded import EmbeddedStore
 
 
-class Store:
+class Store(Connected):
     """A connection to a store; made by :meth:`connect`.
 
     It may be used by many threads at once: every call lets go of the interpreter's lock while it waits. Every call ends by
@@ -110,36 +111,6 @@ class Store:
     def close(self) -> None:
         """Lets go of the connection. Calls under way end as they would have; later ones raise ``CLOSED``."""
         self._native.close()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._native.closed
-
-    @property
-    def native_calls(self) -> int:
-        """How many calls went by the node's transfer engine, rather than by gRPC."""
-        return self._native.native_calls
-
-    @property
-    def local_hits(self) -> int:
-        """How many objects were read from the memory of the node on this host, without a call."""
-        return self._native.local_hits
-
-    @property
-    def lent_puts(self) -> int:
-        """How many puts, or messages of a batch put, the node on this host copied from memory of :func:`tidepool.allocate`."""
-        return self._native.lent_puts
-
-    @property
-    def one_sided_reads(self) -> int:
-        """How many objects this client read from nodes' memory itself."""
-        return self._native.one_sided_reads
-
-    @property
-    def one_sided_puts(self) -> int:
-        """How many puts' values nodes read from this program's memory."""
-        return self._native.one_sided_puts
 
     def __enter__(self) -> "Store":
         return self
