@@ -111,25 +111,57 @@ async fn what_has_two_copies_survives_the_loss_of_each_node_and_has_two_again() 
     check(&client).await;
 }
 
+/// The rack of each node.
+fn racks(cluster: &Cluster) -> HashMap<String, String> {
+    let report = cluster.node(0).unwrap().admin("/v1/nodes").unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    report["nodes"].as_array().unwrap().iter().map(|row| (text(&row["node"]), text(&row["rack"]))).collect()
+}
+
+/// Whether an object's copies that are up are in two racks.
+fn is_spread(stat: &ObjectStat, racks: &HashMap<String, String>) -> bool {
+    let up = stat.replicas.iter().filter(|copy| copy.node_state == "up");
+    up.map(|copy| &racks[&copy.node]).collect::<HashSet<_>>().len() == 2
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_in_one_rack_move_apart_when_another_rack_has_room() {
+    let mut cluster = Cluster::new(binary(), &SETTINGS).unwrap();
+    for _ in 0..2 {
+        blocking(|| cluster.join_with(&["labels.rack=a"])).unwrap();
+    }
+    let client = cluster.client(Duration::from_secs(20)).unwrap();
+    fill(&client, &copies(2, 2)).await;
+    blocking(|| cluster.join_with(&["labels.rack=b"])).unwrap();
+    blocking(|| cluster.until("the third is known", |cluster| racks(cluster).len() == 3));
+    let racks = racks(&cluster);
+    let began = Instant::now();
+    let mut number = 0;
+    while number < OBJECTS {
+        let stat = stat(&client, number).await;
+        // Never fewer than it is to have, not even while one moves.
+        assert!(stat.replicas.len() >= 2, "{:?}", stat.replicas);
+        if stat.replicas.len() == 2 && is_spread(&stat, &racks) {
+            number += 1;
+            continue;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{} is still in {:?}", key(number), stat.replicas);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    check(&client).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_go_to_another_rack_by_puts_and_by_repair() {
     let mut cluster = Cluster::new(binary(), &SETTINGS).unwrap();
     for rack in ["labels.rack=a", "labels.rack=a", "labels.rack=b", "labels.rack=b"] {
         blocking(|| cluster.join_with(&[rack])).unwrap();
     }
-    let racks = |cluster: &Cluster| -> HashMap<String, String> {
-        let report = cluster.node(0).unwrap().admin("/v1/nodes").unwrap();
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        report["nodes"].as_array().unwrap().iter().map(|row| (text(&row["node"]), text(&row["rack"]))).collect()
-    };
     // Each places copies by its own view.
     let knows_all = |node: &NodeProcess| node.admin("/v1/nodes").unwrap()["nodes"].as_array().unwrap().len() == 4;
     blocking(|| cluster.until("all know all", |cluster| cluster.running().all(|(_, node)| knows_all(node))));
     let racks = racks(&cluster);
-    let is_spread = |stat: &ObjectStat| {
-        let up = stat.replicas.iter().filter(|copy| copy.node_state == "up");
-        up.map(|copy| &racks[&copy.node]).collect::<HashSet<_>>().len() == 2
-    };
+    let is_spread = |stat: &ObjectStat| is_spread(stat, &racks);
     let client = cluster.client(Duration::from_secs(20)).unwrap();
     fill(&client, &copies(2, 2)).await;
     for number in 0..OBJECTS {

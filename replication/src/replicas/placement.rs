@@ -116,6 +116,55 @@ fn share(part: u64, whole: u64) -> u64 {
     part.saturating_mul(1_000_000) / whole.max(1)
 }
 
+/// How many pairs of `nodes` are on one host, in one rack of two hosts, in one zone of two racks: the less, in this order, the
+/// farther apart they are.
+fn pairs(nodes: &[&Candidate]) -> [usize; 3] {
+    let mut pairs = [0; 3];
+    for (place, one) in nodes.iter().enumerate() {
+        for other in &nodes[place + 1..] {
+            if let level @ 1.. = one.closeness(other) {
+                pairs[3 - level] += 1;
+            }
+        }
+    }
+    pairs
+}
+
+fn among<'a>(candidates: &'a [Candidate], nodes: &[NodeId]) -> Vec<&'a Candidate> {
+    candidates.iter().filter(|candidate| nodes.contains(&candidate.node)).collect()
+}
+
+/// How close `nodes` are to each other: the less, the farther apart. Of a node that is no candidate nothing is known.
+#[must_use]
+pub fn closeness(candidates: &[Candidate], nodes: &[NodeId]) -> [usize; 3] {
+    pairs(&among(candidates, nodes))
+}
+
+/// Where one copy of an object that `nodes` have, and that one of `leaving` would give up for it, should rather be: nodes with
+/// room that are farther from the copies that are left, all as far. None: the copies are as far apart as they can be.
+#[must_use]
+pub fn farther(candidates: &[Candidate], nodes: &[NodeId], leaving: &[NodeId]) -> Vec<NodeId> {
+    let held = among(candidates, nodes);
+    let now = pairs(&held);
+    if now == [0; 3] {
+        return Vec::new();
+    }
+    let has_room = |candidate: &&Candidate| !nodes.contains(&candidate.node) && candidate.free() >= NEWCOMER;
+    let (mut best, mut targets) = (now, Vec::new());
+    for target in candidates.iter().filter(has_room) {
+        let without = |left: &Candidate| -> Vec<&Candidate> {
+            held.iter().copied().filter(|copy| copy.node != left.node).chain([target]).collect()
+        };
+        let may_leave = held.iter().filter(|copy| leaving.contains(&copy.node));
+        match may_leave.map(|left| pairs(&without(left))).min() {
+            Some(closeness) if closeness < best => (best, targets) = (closeness, vec![target.node]),
+            Some(closeness) if closeness == best && best < now => targets.push(target.node),
+            _ => {}
+        }
+    }
+    targets
+}
+
 /// All nodes that could take a copy of an object that `holders` have, best first: take as many as are needed from the
 /// front, and go on when one fails. `random` gives any numbers.
 #[must_use]
@@ -222,6 +271,32 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_is_close_to_another_one_should_be_farther_away() {
+        let mut candidates = vec![
+            candidate(1, 0, ["east", "r1", "h1"]),
+            candidate(2, 0, ["east", "r1", "h1"]),
+            candidate(3, 0, ["east", "r1", "h2"]),
+        ];
+        let at = |candidates: &[Candidate], nodes: &[u32], leaving: &[u32]| -> Vec<u32> {
+            let [nodes, leaving] = [nodes, leaving].map(|nodes| nodes.iter().copied().map(NodeId).collect::<Vec<_>>());
+            farther(candidates, &nodes, &leaving).into_iter().map(|node| node.0).collect()
+        };
+        assert_eq!(at(&candidates, &[1], &[1]), [], "alone");
+        assert_eq!(at(&candidates, &[1, 2], &[1, 2]), [3], "on one host");
+        assert_eq!(at(&candidates, &[1, 3], &[1, 3]), [], "in one rack, as all are");
+        candidates.push(candidate(4, 0, ["west", "r1", "h1"]));
+        candidates.push(candidate(5, 0, ["west", "r2", "h1"]));
+        assert_eq!(at(&candidates, &[1, 3], &[3]), [4, 5]);
+        assert_eq!(at(&candidates, &[1, 4], &[1, 4]), []);
+        assert_eq!(at(&candidates, &[1, 2, 4], &[1, 2, 4]), [5], "in one zone rather than in one rack");
+        assert_eq!(at(&candidates, &[1, 2, 4], &[4]), [], "the two that are close stay");
+        candidates[3].used_bytes = 950;
+        assert_eq!(at(&candidates, &[1, 3], &[1, 3]), [5], "the other one is nearly full");
+        candidates.pop();
+        assert_eq!(at(&candidates, &[1, 3], &[1, 3]), []);
+    }
+
+    #[test]
     fn one_host_is_one_host_whatever_other_labels_are_missing() {
         let candidates = [
             candidate(1, 0, ["", "", "h1"]),
@@ -323,6 +398,28 @@ mod tests {
         assert_eq!(named(&["10.0.0.2:7420"]), [2]);
         assert_eq!(named(&["10.0.0.2"]), [2, 3]);
         assert_eq!(named(&["", "nobody", "1"]), [0; 0]);
+    }
+
+    proptest::proptest! {
+        /// Moving copies to where they should be comes to an end, each time with copies farther apart.
+        #[test]
+        fn moving_copies_apart_ends(places in proptest::collection::vec((0..3_u8, 0..3_u8, 0..3_u8), 1..9), count in 1..5_usize) {
+            let label = |number: u8| if number == 0 { String::new() } else { number.to_string() };
+            let candidates: Vec<Candidate> = (1..)
+                .zip(&places)
+                .map(|(node, &(zone, rack, host))| candidate(node, 0, [&label(zone), &label(rack), &label(host)]))
+                .collect();
+            let mut nodes: Vec<NodeId> = candidates.iter().take(count).map(|candidate| candidate.node).collect();
+            for _ in 0..100 {
+                let before = closeness(&candidates, &nodes);
+                let Some(&target) = farther(&candidates, &nodes, &nodes).first() else { return Ok(()) };
+                nodes.push(target);
+                let without = |left: &NodeId| -> Vec<NodeId> { nodes.iter().copied().filter(|node| node != left).collect() };
+                nodes = nodes.iter().map(without).min_by_key(|nodes| closeness(&candidates, nodes)).unwrap_or_default();
+                proptest::prop_assert!(closeness(&candidates, &nodes) < before);
+            }
+            proptest::prop_assert!(false, "it goes on for ever");
+        }
     }
 
     proptest::proptest! {

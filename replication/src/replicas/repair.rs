@@ -9,6 +9,8 @@ use std::cmp::Reverse;
 use tidepool_metadata::catalog::{NodeState, ObjectLocation, ReplicaLocation};
 use tidepool_metadata::{NodeId, VersionId};
 
+use super::placement::{self, Candidate};
+
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -18,27 +20,36 @@ pub enum Step {
     Copy(usize),
     /// This node's copy is one too many: ask the catalog, which decides, whether it may go.
     Trim,
+    /// There are as many as there are to be, and this node is to look whether they could be farther apart: a further one is made
+    /// at the better place then, and the one that is closest to others goes as one too many.
+    Spread,
 }
 
-/// What `me` is to do about an object in which it holds a copy, in a cluster of which so many nodes are `up`. With
+/// What `me` is to do about an object in which it holds a copy, in a cluster of which the nodes `up` take copies. With
 /// `is_patient` copies on absent nodes count as there: those may come back.
 #[must_use]
-pub fn plan(location: &ObjectLocation, me: NodeId, up: usize, is_patient: bool) -> Step {
+pub fn plan(location: &ObjectLocation, me: NodeId, up: &[Candidate], is_patient: bool) -> Step {
     let is_here = |copy: &&ReplicaLocation| copy.confirmed && copy.node_state != NodeState::Absent;
     let stays = |copy: &&ReplicaLocation| is_here(copy) && copy.node_state == NodeState::Up;
     let Some(mine) = location.replicas.iter().find(|copy| copy.replica.node == me && copy.confirmed) else {
         return Step::Nothing;
     };
     let staying = location.replicas.iter().filter(stays).count();
-    let wanted = usize::from(location.copies.wanted()).min(up);
+    let wanted = usize::from(location.copies.wanted()).min(up.len());
     let others = staying - usize::from(stays(&mine));
     let rank = |copy: &&ReplicaLocation| rank(location, copy.replica.node);
-    // The last one goes, so that the responsible one stays, and of several the least durable, which the catalog lets go first;
-    // one on a node that is to be empty goes wherever it stands.
-    let last = |copy: &&ReplicaLocation| (Reverse(copy.durability), rank(copy));
-    let last = location.replicas.iter().filter(stays).max_by_key(last).map(|copy| copy.replica.node);
-    if others >= wanted.max(1) && (mine.node_state == NodeState::Draining || last == Some(me)) {
-        return Step::Trim;
+    // Of several the least durable goes, which the catalog lets go first, then the one without which the others are farthest
+    // apart, then the last one, so that the responsible one stays; one on a node that is to be empty goes wherever it stands.
+    let without = |node: NodeId| {
+        let rest = location.replicas.iter().filter(stays).map(|copy| copy.replica.node).filter(|&other| other != node);
+        placement::closeness(up, &rest.collect::<Vec<_>>())
+    };
+    let last = |copy: &&ReplicaLocation| (Reverse(copy.durability), Reverse(without(copy.replica.node)), rank(copy));
+    if others >= wanted.max(1) {
+        let last = || location.replicas.iter().filter(stays).max_by_key(last).map(|copy| copy.replica.node);
+        if mine.node_state == NodeState::Draining || last() == Some(me) {
+            return Step::Trim;
+        }
     }
     let away = |copy: &&ReplicaLocation| copy.node_state == NodeState::Absent || !copy.confirmed;
     let awaited = if is_patient { location.replicas.iter().filter(away).count() } else { 0 };
@@ -47,6 +58,11 @@ pub fn plan(location: &ObjectLocation, me: NodeId, up: usize, is_patient: bool) 
     let missing = wanted.saturating_sub(staying + awaited);
     match responsible {
         Some(copy) if copy.replica.node == me && missing > 0 => Step::Copy(missing),
+        Some(copy)
+            if copy.replica.node == me && staying == wanted && staying == location.replicas.len() && wanted > 1 =>
+        {
+            Step::Spread
+        }
         _ => Step::Nothing,
     }
 }
@@ -65,7 +81,7 @@ fn rank(location: &ObjectLocation, node: NodeId) -> u64 {
 #[cfg(test)]
 mod tests {
     use tidepool_metadata::Durability;
-    use tidepool_metadata::catalog::Copies;
+    use tidepool_metadata::catalog::{Copies, Labels};
 
     use super::*;
     use crate::replicas::tests::located;
@@ -78,10 +94,25 @@ mod tests {
         located(Copies::new(wanted, 1).expect("legal"), copies)
     }
 
+    /// Nodes 1 to `count`, each in its rack.
+    fn nodes(count: usize) -> Vec<Candidate> {
+        (1..).take(count).map(|node| in_rack(node, &node.to_string())).collect()
+    }
+
+    fn in_rack(node: u32, rack: &str) -> Candidate {
+        let labels = Labels { zone: "z".into(), rack: rack.into(), host: String::new() };
+        let (capacity_bytes, nvme_bytes, used_bytes) = (1000, 0, 0);
+        Candidate { node: NodeId(node), capacity_bytes, nvme_bytes, used_bytes, nvme_used_bytes: None, labels }
+    }
+
     fn plans(object: &ObjectLocation, up: usize, is_patient: bool) -> Vec<(u32, Step)> {
+        plans_among(object, &nodes(up), is_patient)
+    }
+
+    fn plans_among(object: &ObjectLocation, up: &[Candidate], is_patient: bool) -> Vec<(u32, Step)> {
         let nodes = object.replicas.iter().map(|copy| copy.replica.node);
         let steps = nodes.map(|node| (node.0, plan(object, node, up, is_patient)));
-        steps.filter(|(_, step)| *step != Step::Nothing).collect()
+        steps.filter(|(_, step)| !matches!(step, Step::Nothing | Step::Spread)).collect()
     }
 
     /// What is to be done, by the only node that does something.
@@ -97,7 +128,7 @@ mod tests {
         let object = object(3, &[(2, UP, true), (5, UP, true)]);
         assert_eq!(only(&object, 5, false), Step::Copy(1));
         assert_eq!(plans(&object, 2, false), [], "no more copies than nodes");
-        assert_eq!(plan(&object, NodeId(9), 5, false), Step::Nothing, "it has no copy");
+        assert_eq!(plan(&object, NodeId(9), &nodes(5), false), Step::Nothing, "it has no copy");
     }
 
     #[test]
@@ -142,6 +173,33 @@ mod tests {
             object.replicas[durable].durability = Durability::Nvme;
             let [(trims, Step::Trim)] = plans(&object, 3, false)[..] else { panic!("one trims") };
             assert_ne!(trims as usize, durable + 1);
+        }
+    }
+
+    #[test]
+    fn one_holder_looks_whether_copies_could_be_farther_apart() {
+        let object = object(2, &[(1, UP, true), (2, UP, true)]);
+        let looks = |object: &ObjectLocation| {
+            (1..4).filter(|&node| plan(object, NodeId(node), &nodes(3), true) == Step::Spread).count()
+        };
+        assert_eq!(looks(&object), 1);
+        assert_eq!(looks(&located(Copies::ONE, &[(1, UP, true)])), 0, "alone");
+        assert_eq!(
+            looks(&located(object.copies, &[(1, UP, true), (2, UP, true), (3, ABSENT, true)])),
+            0,
+            "one is away"
+        );
+    }
+
+    /// Or the copy that was made at a better place would go again.
+    #[test]
+    fn of_too_many_the_one_that_is_close_to_another_goes() {
+        let up = [in_rack(1, "a"), in_rack(2, "a"), in_rack(3, "b")];
+        for sequence in 0..50 {
+            let mut object = object(2, &[(1, UP, true), (2, UP, true), (3, UP, true)]);
+            object.version.sequence = sequence;
+            let [(trims, Step::Trim)] = plans_among(&object, &up, false)[..] else { panic!("one trims") };
+            assert_ne!(trims, 3);
         }
     }
 

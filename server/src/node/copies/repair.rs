@@ -13,7 +13,7 @@ use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use tidepool_metadata::catalog::{ForgetMode, Located, NodeStat, NodeState, ObjectLocation, ReplicaLocation};
 use tidepool_metadata::{Durability, Incarnation, KeyHash, NodeId, TenantId};
-use tidepool_replication::replicas::placement::{self, Candidate};
+use tidepool_replication::replicas::placement::{self, Candidate, Policy};
 use tidepool_replication::replicas::repair::{Step, plan};
 use tidepool_replication::{CatalogHandle, Forgotten, Read};
 use tidepool_tiers::store::ReplicaName;
@@ -135,7 +135,6 @@ struct Sweep<'a> {
     service: &'a NodeService,
     catalog: &'a CatalogHandle,
     view: &'a View,
-    candidates: Vec<Candidate>,
     /// Nodes that are away and may come back.
     awaited: Vec<NodeId>,
     /// This node is to be emptied: it is not done before nothing is here, whoever has to act first.
@@ -208,16 +207,9 @@ pub(in crate::node) async fn run(service: NodeService, catalog: CatalogHandle, c
         if nodes.len() < 2 || !(is_news || Instant::now() >= due) || here.is_none_or(|here| here.announcing) {
             continue;
         }
-        let candidates = service.candidates(&nodes);
-        let sweep = Sweep {
-            service: &service,
-            catalog: &catalog,
-            view: &view,
-            candidates,
-            awaited: awaited.clone(),
-            is_draining,
-            pace: &pace,
-        };
+        let awaits = awaited.clone();
+        let sweep =
+            Sweep { service: &service, catalog: &catalog, view: &view, awaited: awaits, is_draining, pace: &pace };
         repairs.sweeping.store(true, Ordering::Relaxed);
         let done = || repairs.copied.load(Ordering::Relaxed) + repairs.trimmed.load(Ordering::Relaxed);
         let before = done();
@@ -246,9 +238,11 @@ impl Sweep<'_> {
         repairs.examined.store(0, Ordering::Relaxed);
         let mut is_quiet = true;
         for ids in store.by_heat().chunks(STEP) {
-            if self.service.nodes().await.is_ok_and(|nodes| view(&nodes) != *self.view) {
-                return false;
-            }
+            // Anew for each part: what is given to a node fills it.
+            let candidates = match self.service.nodes().await {
+                Ok(nodes) if view(&nodes) == *self.view => self.service.candidates(&nodes),
+                Ok(_) | Err(_) => return false,
+            };
             let held = store.held(ids);
             // What is not complete here yet, after a restart or of a put under way, is not judged yet.
             is_quiet &= held.len() == ids.len() && (!self.is_draining || held.is_empty());
@@ -258,7 +252,7 @@ impl Sweep<'_> {
                 tenants.entry(name.tenant).or_default().push((name, is_read));
             }
             for (tenant, held) in tenants {
-                is_quiet &= self.step(tenant, held).await.unwrap_or(false);
+                is_quiet &= self.step(tenant, held, &candidates).await.unwrap_or(false);
             }
             // What is asked of the node meanwhile has its turn.
             tokio::task::yield_now().await;
@@ -266,7 +260,12 @@ impl Sweep<'_> {
         is_quiet
     }
 
-    async fn step(&self, tenant: TenantId, held: Vec<(ReplicaName, bool)>) -> Result<bool, Error> {
+    async fn step(
+        &self,
+        tenant: TenantId,
+        held: Vec<(ReplicaName, bool)>,
+        candidates: &[Candidate],
+    ) -> Result<bool, Error> {
         let keys = held.iter().map(|(name, _)| name.key.clone()).collect();
         let (_, located) = self.catalog.locate(tenant, keys, None, Read::Local).await?;
         let (mut makings, mut surplus, mut is_quiet) = (Vec::new(), Vec::new(), true);
@@ -282,11 +281,12 @@ impl Sweep<'_> {
             let is_away = |copy: &ReplicaLocation| copy.node_state == NodeState::Absent;
             let mut away = location.replicas.iter().filter(|copy| is_away(copy)).map(|copy| copy.replica.node);
             let is_patient = !is_read && away.all(|node| self.awaited.contains(&node));
-            match plan(&location, self.service.inner.node, self.candidates.len(), is_patient) {
+            match plan(&location, self.service.inner.node, candidates, is_patient) {
                 Step::Nothing => {}
-                Step::Copy(count) => makings.push(self.making(&name, &location, count)),
-                Step::Trim
-                    if !self.is_draining && self.service.inner.hot.keeps(&name, &location, self.candidates.len()) => {}
+                Step::Spread => makings.extend(self.spread(&name, &location, candidates)),
+                Step::Copy(count) => makings.push(self.making(&name, &location, candidates, count)),
+                Step::Trim if !self.is_draining && self.service.inner.hot.keeps(&name, &location, candidates.len()) => {
+                }
                 Step::Trim => surplus.push(name),
             }
         }
@@ -296,10 +296,34 @@ impl Sweep<'_> {
         Ok(is_quiet)
     }
 
-    fn making(&self, name: &ReplicaName, location: &ObjectLocation, missing: usize) -> Making {
-        let holders: Vec<NodeId> = location.replicas.iter().map(|copy| copy.replica.node).collect();
+    /// A further copy at a place that is farther from the others than one of them is, if there is one; that one goes by a later
+    /// sweep.
+    fn spread(&self, name: &ReplicaName, location: &ObjectLocation, candidates: &[Candidate]) -> Option<Making> {
+        if self.service.inner.placement == Policy::LocalFirst {
+            return None;
+        }
+        let least = location.replicas.iter().map(|copy| copy.durability).min();
+        let leaving = location.replicas.iter().filter(|copy| Some(copy.durability) == least);
+        let leaving: Vec<NodeId> = leaving.map(|copy| copy.replica.node).collect();
+        let targets = placement::farther(candidates, &holders(location), &leaving);
+        if targets.is_empty() {
+            return None;
+        }
+        let mut making = self.making(name, location, candidates, 1);
+        let order: Vec<NodeId> = making.order.filter(|node| targets.contains(node)).collect();
+        making.order = order.into_iter();
+        Some(making)
+    }
+
+    fn making(
+        &self,
+        name: &ReplicaName,
+        location: &ObjectLocation,
+        candidates: &[Candidate],
+        missing: usize,
+    ) -> Making {
         let numbers = placement::numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0);
-        let order = placement::order(&self.candidates, &holders, self.service.inner.placement, numbers).into_iter();
+        let order = placement::order(candidates, &holders(location), self.service.inner.placement, numbers).into_iter();
         Making { pull: pull_of(name, location, self.service.inner.node), order, missing }
     }
 
@@ -355,6 +379,10 @@ impl Sweep<'_> {
         }
         Ok(())
     }
+}
+
+fn holders(location: &ObjectLocation) -> Vec<NodeId> {
+    location.replicas.iter().map(|copy| copy.replica.node).collect()
 }
 
 pub(super) fn pull_of(name: &ReplicaName, location: &ObjectLocation, source: NodeId) -> Pull {
