@@ -177,6 +177,11 @@ impl Server {
         Ok(())
     }
 
+    /// Waits until another node says that an operator has removed this one from the cluster, if one ever does. Cancel-safe.
+    pub async fn removed(&self) -> Error {
+        self.dialer.removed().await
+    }
+
     /// Where it can be reached.
     #[must_use]
     pub fn addresses(&self) -> &Addresses {

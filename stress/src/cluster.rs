@@ -181,6 +181,26 @@ impl Cluster {
         Ok(())
     }
 
+    /// Starts a node that is to be refused, or to end by itself, at addresses of its own choosing; answers what it said.
+    ///
+    /// # Errors
+    /// The system's; [`NodeError::Waited`] if it ended as if nothing were wrong.
+    pub fn refusal(&self, position: usize, more: &[String]) -> Result<String, NodeError> {
+        let options = self.options_of(position, more);
+        let mut command = std::process::Command::new(&options.program);
+        command.args(["serve", "--json", "--set", "grpc.listen=127.0.0.1:0", "--set", "admin.listen=127.0.0.1:0"]);
+        // As large as it was: a segment of another size is another segment.
+        command.arg("--data").arg(&options.data).args(["--dram", &options.dram_bytes.to_string(), "--nvme", "0"]);
+        for setting in &options.settings {
+            command.args(["--set", setting]);
+        }
+        let output = command.output()?;
+        if output.status.success() {
+            return Err(NodeError::Waited { what: "it is refused", patience: Duration::ZERO });
+        }
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
     /// A client that knows all nodes, also those that do not run.
     ///
     /// # Errors

@@ -315,22 +315,6 @@ async fn a_group_grows_from_one_to_three_while_it_serves() {
     load.check(&cluster).await;
 }
 
-/// Starts a node that is to be refused; answers what it said.
-fn refused(cluster: &Cluster, position: usize, more: &[String]) -> String {
-    let options = cluster.options_of(position, more);
-    let log = options.data.join("node.log");
-    let mut command = std::process::Command::new(&options.program);
-    command.args(["serve", "--json", "--set", "grpc.listen=127.0.0.1:0", "--set", "admin.listen=127.0.0.1:0"]);
-    // As large as it was: a segment of another size is another segment.
-    command.arg("--data").arg(&options.data).args(["--dram", &options.dram_bytes.to_string(), "--nvme", "0"]);
-    for setting in &options.settings {
-        command.args(["--set", setting]);
-    }
-    let output = command.output().unwrap();
-    assert!(!output.status.success(), "it was to be refused; see {}", log.display());
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_are_refused_by_name() {
     let secrets = tempfile::tempdir().unwrap();
@@ -345,12 +329,12 @@ async fn strangers_are_refused_by_name() {
     let one = blocking(|| Cluster::start(program.clone(), &[&secret("right")])).unwrap();
     let join = format!("cluster.join=['{}']", one.node(0).unwrap().grpc);
     // A secret that is not the cluster's.
-    let said = blocking(|| refused(&one, 7, &[secret("wrong"), join.clone()]));
+    let said = blocking(|| one.refusal(7, &[secret("wrong"), join.clone()])).unwrap();
     assert!(said.contains("FOREIGN_SECRET"), "{said}");
     // A folder that belongs to another group.
     let mut other = blocking(|| Cluster::start(program, &[&secret("right")])).unwrap();
     blocking(|| other.stop(0)).unwrap();
-    let said = blocking(|| refused(&other, 0, std::slice::from_ref(&join)));
+    let said = blocking(|| other.refusal(0, std::slice::from_ref(&join))).unwrap();
     assert!(said.contains("FOREIGN_CLUSTER"), "{said}");
 }
 
@@ -372,7 +356,7 @@ async fn a_damaged_log_is_found_and_its_voter_can_be_replaced() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x10;
     std::fs::write(&path, bytes).unwrap();
-    let said = blocking(|| refused(&cluster, damaged, &[]));
+    let said = blocking(|| cluster.refusal(damaged, &[])).unwrap();
     assert!(said.contains("CATALOG_UNUSABLE") && said.contains("orruption"), "{said}");
     // What an operator does.
     let options = cluster.options_of(damaged, &[]);

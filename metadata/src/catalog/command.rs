@@ -51,6 +51,13 @@ pub enum Command {
         /// Applied only in this life of it.
         incarnation: Incarnation,
     },
+    /// As [`Command::RemoveNode`], and no node may have that identity again. [`super::NodeOutcome`].
+    ExpelNode {
+        /// Which node.
+        node: NodeId,
+        /// Applied only in this life of it.
+        incarnation: Incarnation,
+    },
     /// Ends puts: the objects become visible. [`super::CompleteOutcome`].
     Complete(Vec<CompleteItem>),
     /// Gives up sealed replicas whose complete had no answer, so that their nodes may free them.
@@ -157,6 +164,7 @@ impl Command {
             Self::RegisterNode(_)
             | Self::SetNodeState { .. }
             | Self::RemoveNode { .. }
+            | Self::ExpelNode { .. }
             | Self::Abandon(_)
             | Self::EndAnnouncement { .. }
             | Self::Forget { .. }

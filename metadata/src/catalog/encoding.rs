@@ -10,7 +10,7 @@ use super::command::{
 };
 
 /// Version of the encoding of commands.
-pub const COMMAND_VERSION: u8 = 4;
+pub const COMMAND_VERSION: u8 = 5;
 
 impl Command {
     /// Appends the command's encoding to `out`. Decoding refuses more than [`MAX_COMMAND_BYTES`] or too many items:
@@ -87,6 +87,7 @@ tagged!(Command {
     20 => RemoveNode { node, incarnation },
     21 => BeginTask(request),
     22 => StepTask { task, step },
+    23 => ExpelNode { node, incarnation },
 });
 
 tagged!(Setting {

@@ -27,7 +27,7 @@ use crate::node::{Incarnation, NodeId};
 use crate::object::{DATA_TYPES, DataType, ReplicaId, TenantId};
 
 /// Version of the rows.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// Key and value of one row; no value: the row is gone.
 pub type Row = (Vec<u8>, Option<Vec<u8>>);
@@ -72,6 +72,7 @@ pub(super) enum RowKey {
     Session(SessionId),
     Task(TaskId),
     Retired(ReplicaId),
+    Expelled(NodeId),
 }
 
 /// The first row.
@@ -145,6 +146,7 @@ impl Catalog {
         keys.extend(self.sessions.by_id.keys().map(|&session| RowKey::Session(session)));
         keys.extend(self.tasks.ids().map(RowKey::Task));
         keys.extend(self.retired.iter().map(|(replica, _)| RowKey::Retired(replica)));
+        keys.extend(self.expelled.ids().map(RowKey::Expelled));
         keys.into_iter().map(|key| (key.encode(), self.row(&key).expect("a row that is there"))).collect()
     }
 
@@ -184,6 +186,7 @@ impl Catalog {
             RowKey::Session(id) => self.sessions.by_id.get(id).map(session_row),
             RowKey::Task(id) => self.tasks.get(*id).map(row),
             RowKey::Retired(replica) => self.retired.get(*replica).as_ref().map(row),
+            RowKey::Expelled(node) => self.expelled.get(*node).as_ref().map(row),
         }
     }
 
@@ -271,6 +274,7 @@ impl Catalog {
                 self.retired.restore(replica, decode(value)?);
                 self.retired.len() <= MAX_RETIRED
             }
+            RowKey::Expelled(node) => self.expelled.restore(node, decode(value)?) && self.nodes.get(node).is_none(),
         })
     }
 
@@ -373,6 +377,7 @@ impl RowKey {
                 &replica.sequence.to_be_bytes(),
             ]
             .concat(),
+            Self::Expelled(node) => [&[8][..], &node.0.to_be_bytes()].concat(),
         }
     }
 
@@ -398,6 +403,7 @@ impl RowKey {
                 incarnation: Incarnation(input.big_endian_u32()?),
                 sequence: input.big_endian_u64()?,
             }),
+            8 => Self::Expelled(NodeId(input.big_endian_u32()?)),
             kind => return Err(DecodeError::Value { what: "kind of row", value: u64::from(kind) }),
         };
         input.finish()?;

@@ -24,6 +24,7 @@ mod command;
 mod copies;
 mod digest;
 mod encoding;
+mod expelled;
 mod image;
 mod nodes;
 mod object;
@@ -51,6 +52,7 @@ pub use command::*;
 pub use copies::{Copies, MAX_COPIES};
 pub use digest::{KeyDigests, replica_digest};
 pub use encoding::COMMAND_VERSION;
+pub use expelled::MAX_EXPELLED;
 pub use image::{LoadError, Row};
 pub use nodes::MAX_NODES;
 pub use outcome::*;
@@ -64,6 +66,7 @@ use crate::log::{LogIndex, LogTime, Term};
 use crate::node::{Incarnation, NodeId};
 use crate::object::{DATA_TYPES, KeyHash, ReplicaId, TenantId};
 use changes::Changes;
+use expelled::Expelled;
 use image::RowKey;
 use nodes::Nodes;
 use object::{Object, Replica};
@@ -125,6 +128,7 @@ pub struct Catalog {
     /// Bytes of all copies, by the number of the type.
     type_bytes: [u64; DATA_TYPES],
     nodes: Nodes,
+    expelled: Expelled,
     tenants: Tenants,
     sessions: Sessions,
     retired: Retired,
@@ -157,6 +161,7 @@ impl Catalog {
             groups: BTreeSet::new(),
             type_bytes: [0; DATA_TYPES],
             nodes: Nodes::default(),
+            expelled: Expelled::default(),
             tenants: Tenants::new(),
             sessions: Sessions::default(),
             retired: Retired::default(),
@@ -191,6 +196,7 @@ impl Catalog {
                 Outcome::Node(self.set_node_state(*node, *incarnation, *state, is_verdict))
             }
             Command::RemoveNode { node, incarnation } => Outcome::Node(self.remove_node(*node, *incarnation)),
+            Command::ExpelNode { node, incarnation } => Outcome::Node(self.expel_node(*node, *incarnation)),
             Command::Complete(items) => Outcome::Complete(each(items, |item| self.complete(item))),
             Command::Abandon(items) => Outcome::Abandon(each(items, |item| self.abandon(item))),
             Command::AddReplicas(items) => Outcome::AddReplicas(each(items, |item| self.add_replica(item))),
@@ -232,6 +238,9 @@ impl Catalog {
     }
 
     fn register_node(&mut self, registration: &NodeRegistration) -> NodeOutcome {
+        if self.expelled.contains(registration.node) {
+            return NodeOutcome::Expelled;
+        }
         self.changes.insert(RowKey::Node(registration.node));
         self.nodes.register(registration, self.settings.rebuilding)
     }
@@ -267,6 +276,18 @@ impl Catalog {
                 NodeOutcome::Accepted { announce: false }
             }
         }
+    }
+
+    fn expel_node(&mut self, node: NodeId, incarnation: Incarnation) -> NodeOutcome {
+        if self.expelled.contains(node) {
+            return NodeOutcome::Expelled;
+        }
+        let outcome = self.remove_node(node, incarnation);
+        if matches!(outcome, NodeOutcome::Accepted { .. }) {
+            let let_go = self.expelled.insert(node, self.applied);
+            self.changes.extend(let_go.into_iter().chain([node]).map(RowKey::Expelled));
+        }
+        outcome
     }
 
     fn freed(&mut self, node: NodeId, through: LogIndex) -> NodeOutcome {

@@ -8,7 +8,7 @@ use crate::object::{TenantId, VersionId};
 /// The answer to a [`super::Command`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Of `RegisterNode`, `SetNodeState`, `RemoveNode` and `Freed`.
+    /// Of `RegisterNode`, `SetNodeState`, `RemoveNode`, `ExpelNode` and `Freed`.
     Node(NodeOutcome),
     /// Of `Complete`.
     Complete(Vec<CompleteOutcome>),
@@ -58,6 +58,8 @@ pub enum NodeOutcome {
     OutOfTerm,
     /// The catalog has as many nodes as it takes.
     TooMany,
+    /// An operator removed the node for good: whoever has that identity must stop.
+    Expelled,
     /// Copies are listed on the node: it stays until they are forgotten.
     Holds {
         /// How many.

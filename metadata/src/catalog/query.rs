@@ -96,6 +96,11 @@ pub enum Query {
     },
     /// All nodes by id: [`Answer::Nodes`].
     Nodes,
+    /// Whether the node was removed for good: [`Answer::Expelled`].
+    Expelled {
+        /// Which node.
+        node: NodeId,
+    },
     /// All tenants by id: [`Answer::Tenants`].
     Tenants,
     /// One task: [`Answer::Task`].
@@ -151,6 +156,8 @@ pub enum Answer {
     FreeList(FreeListPage),
     /// By bucket number; empty if there is no such node.
     Digests(Vec<u64>),
+    /// Whether it was.
+    Expelled(bool),
     /// By tenant and key.
     Bucket(BucketPage),
     /// By id.

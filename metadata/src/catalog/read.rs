@@ -35,6 +35,7 @@ impl Catalog {
                 Answer::Bucket(self.held(*node, *bucket, after.as_ref(), *limit))
             }
             Query::Nodes => Answer::Nodes(self.nodes.stats()),
+            Query::Expelled { node } => Answer::Expelled(self.expelled.contains(*node)),
             Query::Tenants => Answer::Tenants(self.tenants.stats()),
             Query::Task { task } => Answer::Task(self.task_stat(*task)),
             Query::OpenTasks { limit } => Answer::Tasks(self.open_tasks(*limit)),

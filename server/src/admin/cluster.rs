@@ -8,7 +8,9 @@ use tidepool_metadata::{ErrorKind, NodeId, TierKind};
 use tidepool_replication::{CatalogError, CatalogHandle, GroupStatus, MemberChange, MemberId, Read, Role};
 
 use super::AdminApi;
-use super::report::{LeasesReport, MemberRow, NodeRow, NodesReport, RaftReport, RebuildReport, RebuildRow};
+use super::report::{
+    LeasesReport, MemberRow, NodeRow, NodesReport, RaftReport, RebuildReport, RebuildRow, RemovalReport, RemovalRequest,
+};
 use crate::error::Error;
 use crate::node::{NodeLoad, RepairReport, SUSPECT_AFTER, TierUse};
 
@@ -191,6 +193,16 @@ pub(super) async fn undrain(
 ) -> Result<Json<NodesReport>, Error> {
     api.inner.service.drain(parse(&request.node)?, false).await?;
     nodes(State(api)).await
+}
+
+/// Removes a node for good.
+pub(super) async fn remove_node(
+    State(api): State<AdminApi>,
+    Json(RemovalRequest { node, force }): Json<RemovalRequest>,
+) -> Result<Json<RemovalReport>, Error> {
+    let node = parse(&node)?;
+    let copies = api.inner.service.remove_node(node, force).await?;
+    Ok(Json(RemovalReport { node: node.to_string(), copies }))
 }
 
 /// How far the nodes have announced what they have to a catalog that is made anew.

@@ -85,6 +85,7 @@ impl AdminApi {
             .route("/v1/nodes", get(cluster::nodes))
             .route("/v1/nodes/drain", post(cluster::drain))
             .route("/v1/nodes/undrain", post(cluster::undrain))
+            .route("/v1/nodes/remove", post(cluster::remove_node))
             .route("/v1/repair", get(cluster::repair))
             .route("/v1/rebuild", get(cluster::rebuild))
             .route("/v1/rebuild/finish", post(cluster::finish_rebuild))

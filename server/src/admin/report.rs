@@ -232,6 +232,26 @@ pub struct NodeRow {
     pub bytes: u64,
 }
 
+/// `POST /v1/nodes/remove`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemovalRequest {
+    /// Which node goes, as eight hexadecimal digits.
+    pub node: String,
+    /// Although it is up, or holds copies that nobody has taken over.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// The answer to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovalReport {
+    /// Which node went.
+    pub node: String,
+    /// How many copies were given up with it; what has others is made anew.
+    pub copies: u64,
+}
+
 /// `GET /v1/rebuild`, and the answer to its end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RebuildReport {

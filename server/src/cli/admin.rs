@@ -14,7 +14,7 @@ use super::connection::ConnectionArguments;
 use super::failure::Failure;
 use super::key::KeyArgument;
 use super::output::{Output, Table, size};
-use super::raft::{self, RaftCommand};
+use super::raft::{self, NodeCommand, RaftCommand};
 use super::serve::SettingsArguments;
 use super::tasks::{self, TaskCommand};
 use super::tenants::{self, TenantCommand};
@@ -44,8 +44,11 @@ pub(super) enum AdminCommand {
     /// Show or change the group that replicates the catalog
     #[command(subcommand)]
     Raft(RaftCommand),
-    /// Show the nodes of the cluster
-    Nodes,
+    /// Show the nodes of the cluster, or remove one for good
+    Nodes {
+        #[command(subcommand)]
+        change: Option<NodeCommand>,
+    },
     /// Empty a node: it takes no new objects, and what it holds moves to others. It is empty when `admin nodes` shows no copies
     /// there; `undrain` ends it, a restart of the node does not
     Drain {
@@ -137,7 +140,7 @@ pub(super) async fn run(
             }
         },
         AdminCommand::Raft(command) => raft::run(command, connection, output).await,
-        AdminCommand::Nodes => raft::nodes(connection, output).await,
+        AdminCommand::Nodes { change } => raft::nodes(change.as_ref(), connection, output).await,
         AdminCommand::Drain { node } => raft::set_state("drain", node, connection, output).await,
         AdminCommand::Undrain { node } => raft::set_state("undrain", node, connection, output).await,
         AdminCommand::Tasks(command) => tasks::run(command, connection, output).await,

@@ -9,9 +9,23 @@ use super::connection::ConnectionArguments;
 use super::failure::Failure;
 use super::output::{Output, Table, size};
 use super::serve::SettingsArguments;
-use crate::admin::report::{LeasesReport, NodesReport, RaftReport};
+use crate::admin::report::{LeasesReport, NodesReport, RaftReport, RemovalReport, RemovalRequest};
 use crate::folder::DataFolder;
 use crate::plan;
+
+/// What to do with a node.
+#[derive(Debug, Subcommand)]
+pub(super) enum NodeCommand {
+    /// Remove a node for good: it leaves the group, what was listed on it is made anew from other copies at once, and its data
+    /// folder is refused from then on. It must be drained and empty, or absent
+    Remove {
+        /// The node
+        node: String,
+        /// Although it is up or not empty: what only it has is lost
+        #[arg(long)]
+        force: bool,
+    },
+}
 
 /// What to do with the group.
 #[derive(Debug, Subcommand)]
@@ -82,8 +96,20 @@ fn rejoin(settings: &SettingsArguments, output: &Output) -> Result<ExitCode, Fai
     })
 }
 
-pub(super) async fn nodes(connection: &ConnectionArguments, output: &Output) -> Result<ExitCode, Failure> {
-    show_nodes(&connection.admin()?.get("/v1/nodes").await?, output)
+pub(super) async fn nodes(
+    change: Option<&NodeCommand>,
+    connection: &ConnectionArguments,
+    output: &Output,
+) -> Result<ExitCode, Failure> {
+    let admin = connection.admin()?;
+    let Some(NodeCommand::Remove { node, force }) = change else {
+        return show_nodes(&admin.get("/v1/nodes").await?, output);
+    };
+    let request = RemovalRequest { node: node.clone(), force: *force };
+    let report: RemovalReport = admin.post("/v1/nodes/remove", &request).await?;
+    output.answer(&report, |RemovalReport { node, copies }| {
+        format!("node {node} is removed for good; {copies} copies went with it: what has others is made anew\n")
+    })
 }
 
 /// Has a node emptied, or not any more.

@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::failure::{FAILED, Failure};
 use super::output::Output;
 use crate::config::{Config, load};
-use crate::{Server, telemetry};
+use crate::{Error, Server, telemetry};
 
 /// Where settings come from, in rising precedence: file, environment, flags.
 #[derive(Debug, Args)]
@@ -94,17 +94,19 @@ pub(super) async fn run(arguments: &ServeArguments, output: &Output) -> Result<E
         let admin = addresses.admin.map(|admin| format!("\nadmin   http://{admin}")).unwrap_or_default();
         output.bytes(format!("grpc    {grpc}{unix}{engine}{admin}\ndata    {data}\n").as_bytes())?;
     }
+    let serve = async {
+        server.ready().await?;
+        notify(&[sd_notify::NotifyState::Ready]);
+        std::future::pending::<Result<(), Error>>().await
+    };
     let ended = tokio::select! {
-        ready = server.ready() => ready,
+        ended = serve => ended,
+        // What it holds counts for nothing any more, and nobody would answer it.
+        removed = server.removed() => return Err(removed.into()),
         () = signals.next() => return stop(server, &mut signals).await,
     };
-    if let Err(error) = ended {
-        server.shutdown().await;
-        return Err(error.into());
-    }
-    notify(&[sd_notify::NotifyState::Ready]);
-    signals.next().await;
-    stop(server, &mut signals).await
+    server.shutdown().await;
+    ended.map(|()| ExitCode::SUCCESS).map_err(Into::into)
 }
 
 async fn stop(server: Server, signals: &mut Signals) -> Result<ExitCode, Failure> {

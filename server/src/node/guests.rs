@@ -44,7 +44,7 @@ impl NodeService {
             if tokio::time::timeout(hand_over, emptied(catalog, node)).await.is_err() {
                 tracing::info!(?hand_over, "what was not handed over in time is given up");
             }
-            let over = Over { catalog, node, incarnation, state: NodeState::Draining };
+            let over = Over { catalog, node, incarnation, state: NodeState::Draining, is_for_good: false };
             tokio::time::timeout(STRIKE_OUT, over.strike_out())
                 .await
                 .unwrap_or(Ok(None))?
@@ -77,22 +77,29 @@ async fn emptied(catalog: &CatalogHandle, node: NodeId) {
 }
 
 /// A life of a node that is over, as long as it is in that state.
-struct Over<'a> {
-    catalog: &'a CatalogHandle,
-    node: NodeId,
-    incarnation: Incarnation,
-    state: NodeState,
+pub(super) struct Over<'a> {
+    pub(super) catalog: &'a CatalogHandle,
+    pub(super) node: NodeId,
+    pub(super) incarnation: Incarnation,
+    pub(super) state: NodeState,
+    /// No node may have its identity again.
+    pub(super) is_for_good: bool,
 }
 
 impl Over<'_> {
     /// Has the catalog forget what it lists on the node, then the node itself. Answers how many copies that were; `None` if
     /// it is not over any more.
-    async fn strike_out(&self) -> Result<Option<u64>, CatalogError> {
+    pub(super) async fn strike_out(&self) -> Result<Option<u64>, CatalogError> {
         let mut lost = 0;
         for _ in 0..ROUNDS {
             let Some(forgotten) = self.forget_all().await? else { return Ok(None) };
             lost += forgotten;
-            let removal = Command::RemoveNode { node: self.node, incarnation: self.incarnation };
+            let Self { node, incarnation, .. } = *self;
+            let removal = if self.is_for_good {
+                Command::ExpelNode { node, incarnation }
+            } else {
+                Command::RemoveNode { node, incarnation }
+            };
             match self.catalog.propose(removal).await? {
                 (_, Outcome::Node(NodeOutcome::Holds { .. })) => {}
                 (_, Outcome::Node(NodeOutcome::Stale { .. })) => return Ok(None),
@@ -205,7 +212,7 @@ async fn end(catalog: CatalogHandle, guest: MemberId, incarnation: Option<Incarn
     let node = guest.node();
     let struck_out = async {
         if let Some(incarnation) = incarnation {
-            let over = Over { catalog: &catalog, node, incarnation, state: NodeState::Absent };
+            let over = Over { catalog: &catalog, node, incarnation, state: NodeState::Absent, is_for_good: false };
             let Some(lost) = over.strike_out().await? else {
                 tracing::info!(%node, "a guest came back when it was to be struck out");
                 return Ok(());

@@ -22,6 +22,7 @@ mod quota;
 mod rebuild;
 mod reconcile;
 mod remote;
+mod removal;
 mod sessions;
 mod start;
 pub(crate) mod tasks;

@@ -32,6 +32,7 @@ use super::{
 };
 use crate::error::Error;
 use crate::folder::DataFolder;
+use crate::peers::removed;
 
 /// How long the pause before a failed reconciliation is tried again.
 const RECONCILE_PAUSE: Duration = Duration::from_millis(500);
@@ -345,6 +346,7 @@ async fn register(catalog: &CatalogHandle, registration: NodeRegistration) -> Re
             );
             Err(Error::new(ErrorKind::Conflict, "STALE_NODE", message))
         }
+        Outcome::Node(NodeOutcome::Expelled) => Err(removed(node)),
         _ => Err(fault("the catalog refused to register the node")),
     }
 }

@@ -28,7 +28,7 @@ pub struct TaskWish {
     pub targets: Vec<String>,
 }
 
-fn conflict(reason: &'static str, message: String) -> Error {
+pub(super) fn conflict(reason: &'static str, message: String) -> Error {
     Error::new(ErrorKind::Conflict, reason, message)
 }
 

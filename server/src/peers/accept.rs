@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidepool_metadata::catalog::Query;
+use tidepool_metadata::catalog::{Answer, Query};
 use tidepool_metadata::{ErrorKind, Incarnation, NodeId};
 use tidepool_replication::{CatalogError, Lane, MemberChange, MemberId, Read};
 use tokio::io::AsyncWriteExt as _;
@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use super::AddressBook;
 use super::frames::{self, Frames, MESSAGE_BYTES};
 use super::handshake::{
-    Myself, NONCE_BYTES, Secret, check_version, foreign_cluster, foreign_epoch, nonce, unknown_protocol,
+    Myself, NONCE_BYTES, Secret, check_version, foreign_cluster, foreign_epoch, nonce, removed, unknown_protocol,
 };
 use super::wire::{FromCaller, FromNode, Hello, Joined, Peers, Refused, Welcome, from_caller, from_node};
 use crate::error::Error;
@@ -26,6 +26,9 @@ use crate::node::NodeService;
 const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a join may take: a committed change of members.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether a caller has been removed since.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Takes other nodes' messages. Cheap to clone.
 #[derive(Clone)]
@@ -121,7 +124,9 @@ impl PeerApi {
             return Err(unknown_protocol("proof"));
         };
         self.secret.check_caller(&hello, &welcome, &proof)?;
-        self.book.learn(NodeId(hello.node), Incarnation(hello.incarnation), &hello.address);
+        let node = NodeId(hello.node);
+        self.refuse_removed(node).await?;
+        self.book.learn(node, Incarnation(hello.incarnation), &hello.address);
         if let Err(error) = say(socket, from_node::Part::Peers(Peers { known: self.book.all() })).await {
             return Ok(Err(error));
         }
@@ -130,17 +135,23 @@ impl PeerApi {
                 return Err(unknown_protocol("join"));
             };
             let kind = if join.guest { MemberId::guest } else { MemberId::new };
-            let member = kind(NodeId(hello.node), join.life.max(1));
+            let member = kind(node, join.life.max(1));
             let members = tokio::time::timeout(JOIN_TIMEOUT, self.admit(member)).await;
             let members = members.map_err(|_| CatalogError::OutcomeUnknown)??.into();
             return Ok(say(socket, from_node::Part::Joined(Joined { members })).await);
         }
         let lane = Lane::ALL.into_iter().find(|lane| u32::from(lane.number()) == hello.lane);
         let lane = lane.ok_or_else(|| unknown_protocol("lane"))?;
+        let mut looks = tokio::time::interval(LOOK_AGAIN);
         loop {
             let message = tokio::select! {
-                message = parts.next(MESSAGE_BYTES) => message,
+                message = parts.next(MESSAGE_BYTES) => Some(message),
+                _ = looks.tick() => None,
                 _ = self.stop.wait_for(|stop| *stop) => return Ok(Ok(())),
+            };
+            let Some(message) = message else {
+                self.refuse_removed(node).await?;
+                continue;
             };
             match message {
                 Ok(Some(message)) => {
@@ -154,6 +165,15 @@ impl PeerApi {
                 Ok(None) => return Ok(Ok(())),
                 Err(error) => return Ok(Err(error)),
             }
+        }
+    }
+
+    /// Whoever was removed for good is told so. What this node's catalog does not know yet is found by another look.
+    async fn refuse_removed(&self, node: NodeId) -> Result<(), Error> {
+        let Some(catalog) = self.service.opened_catalog() else { return Ok(()) };
+        match catalog.query(Query::Expelled { node }, Read::Local).await {
+            Ok((_, Answer::Expelled(true))) => Err(removed(node)),
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 

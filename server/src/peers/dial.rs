@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::runtime::Runtime;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::AddressBook;
 use super::frames::{self, Frames, HEAD, PREFACE};
@@ -43,6 +43,8 @@ struct Inner {
     links: Mutex<HashMap<(NodeId, Lane), Arc<Link>>>,
     runtime: Mutex<Option<Runtime>>,
     handle: tokio::runtime::Handle,
+    /// Why this node has no place among the others any more.
+    removed: watch::Sender<Option<Error>>,
 }
 
 impl Dialer {
@@ -60,7 +62,8 @@ impl Dialer {
                 Error::new(ErrorKind::Internal, "RUNTIME", format!("start the peers' runtime: {error}"))
             })?;
         let handle = runtime.handle().clone();
-        let inner = Inner { myself, secret, book, links: Mutex::default(), runtime: Mutex::new(Some(runtime)), handle };
+        let (links, runtime) = (Mutex::default(), Mutex::new(Some(runtime)));
+        let inner = Inner { myself, secret, book, links, runtime, handle, removed: watch::Sender::new(None) };
         let dialer = Self { inner: Arc::new(inner) };
         dialer.inner.handle.spawn(keep_greeting(dialer.clone()));
         Ok(dialer)
@@ -69,6 +72,25 @@ impl Dialer {
     /// What runs the connections, also those that others make.
     pub(crate) fn handle(&self) -> &tokio::runtime::Handle {
         &self.inner.handle
+    }
+
+    /// Waits until another node says that this one was removed from the cluster, if one ever does. Cancel-safe.
+    pub(crate) async fn removed(&self) -> Error {
+        let mut removed = self.inner.removed.subscribe();
+        loop {
+            let known = removed.borrow_and_update().clone();
+            match known {
+                Some(error) => return error,
+                // Never: the sender is here.
+                None => _ = removed.changed().await,
+            }
+        }
+    }
+
+    fn note(&self, error: Option<&Error>) {
+        if let Some(error) = error.filter(|error| error.reason() == "REMOVED") {
+            self.inner.removed.send_replace(Some(error.clone()));
+        }
     }
 
     /// Ends all connections.
@@ -250,13 +272,17 @@ async fn deliver(dialer: Dialer, target: NodeId, lane: Lane, link: Arc<Link>) {
             match connected.await.unwrap_or_else(|_| Err(unreachable_node(&address, "no answer in time"))) {
                 Ok(connection) if connection.welcome.node == target.0 => {
                     tracing::debug!(%target, ?lane, address, "connected");
-                    let why = pump(&link, connection, book).await;
+                    let why = pump(&link, connection, &address, book).await;
+                    dialer.note(why.as_ref().err());
                     tracing::debug!(%target, ?lane, address, ?why, "disconnected");
                 }
                 Ok(Connection { welcome, .. }) => {
                     tracing::debug!(%target, found = welcome.node, address, "another node has that address now");
                 }
-                Err(error) => tracing::debug!(%target, ?lane, address, %error, "connect"),
+                Err(error) => {
+                    tracing::debug!(%target, ?lane, address, %error, "connect");
+                    dialer.note(Some(&error));
+                }
             }
         }
         tokio::time::sleep(pause()).await;
@@ -270,23 +296,25 @@ fn pause() -> Duration {
     least + (most - least).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
-/// Writes what waits, and reads what the node says, until the connection ends.
-async fn pump(link: &Link, connection: Connection, book: &AddressBook) -> io::Result<()> {
+/// Writes what waits, and reads what the node at `address` says, until the connection ends.
+async fn pump(link: &Link, connection: Connection, address: &str, book: &AddressBook) -> Result<(), Error> {
     let Connection { mut replies, socket, .. } = connection;
     let socket = Arc::new(socket);
     link.connected(Some(&socket));
+    let lost = |error: io::Error| unreachable_node(address, &error.to_string());
     let write = async {
         loop {
-            link.flush(&socket).await?;
+            link.flush(&socket).await.map_err(lost)?;
             link.wake.notified().await;
         }
     };
     let read = async {
-        while let Some(FromNode { part }) = replies.message().await? {
+        while let Some(FromNode { part }) = replies.message().await.map_err(lost)? {
             match part {
                 Some(from_node::Part::Peers(peers)) => book.learn_all(&peers.known),
+                Some(from_node::Part::Refused(refused)) => return Err(refusal(address, &refused)),
                 // The node says nothing more.
-                _ => return Err(io::ErrorKind::InvalidData.into()),
+                _ => return Err(unknown_protocol("word")),
             }
         }
         Ok(())
@@ -352,7 +380,7 @@ pub(super) async fn connect(address: &str, myself: &Myself, secret: &Secret, lan
 
 /// What the other node said, with its reason where it is one of ours.
 fn refusal(address: &str, refused: &wire::Refused) -> Error {
-    let reasons = ["FOREIGN_CLUSTER", "FOREIGN_SECRET", "CATALOG_EPOCH", "PEER_PROTOCOL"];
+    let reasons = ["FOREIGN_CLUSTER", "FOREIGN_SECRET", "CATALOG_EPOCH", "PEER_PROTOCOL", "REMOVED"];
     match reasons.into_iter().find(|&reason| reason == refused.reason) {
         Some(reason) => Error::new(ErrorKind::Conflict, reason, format!("node at {address}: {}", refused.message)),
         None => unreachable_node(address, &refused.message),

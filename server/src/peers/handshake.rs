@@ -139,6 +139,14 @@ pub(super) fn foreign_epoch(found: u32, epoch: u32) -> Error {
     Error::new(ErrorKind::Conflict, "CATALOG_EPOCH", message)
 }
 
+/// An operator removed the caller from the cluster.
+pub(crate) fn removed(node: NodeId) -> Error {
+    let message = format!(
+        "node {node} was removed from this cluster for good: start it over an empty data folder, and it joins as another node"
+    );
+    Error::new(ErrorKind::Conflict, "REMOVED", message)
+}
+
 /// The other side does not keep to the protocol, or speaks another version of it.
 pub(super) fn unknown_protocol(what: &str) -> Error {
     Error::new(ErrorKind::Invalid, "PEER_PROTOCOL", format!("the other node's {what} can't be understood"))

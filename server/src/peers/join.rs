@@ -39,7 +39,7 @@ pub(crate) struct Former {
 /// Asks the nodes at `addresses` in turn until one lets this node in, as a guest if it is to be one.
 ///
 /// # Errors
-/// A secret or protocol that does not fit, or another cluster than the former one, at once; `JOIN` after a minute without success, with the last reason.
+/// A secret or protocol that does not fit, another cluster than the former one, `REMOVED`, at once; `JOIN` after a minute without success, with the last reason.
 pub(crate) async fn join(
     addresses: &[String],
     myself: &Myself,
@@ -55,7 +55,9 @@ pub(crate) async fn join(
             let attempt = tokio::time::timeout(ATTEMPT, ask(address, myself, guest, former, secret, book)).await;
             match attempt.unwrap_or_else(|_| Err(unreachable_node(address, "no answer in time"))) {
                 Ok(group) => return Ok(group),
-                Err(error) if matches!(error.reason(), "FOREIGN_SECRET" | "PEER_PROTOCOL" | "FOREIGN_CLUSTER") => {
+                Err(error)
+                    if matches!(error.reason(), "FOREIGN_SECRET" | "PEER_PROTOCOL" | "FOREIGN_CLUSTER" | "REMOVED") =>
+                {
                     return Err(error);
                 }
                 Err(error) => {

@@ -30,5 +30,5 @@ pub(crate) use book::AddressBook;
 pub(crate) use dial::{Dialer, greet};
 pub(crate) use forget::Forgetter;
 pub(crate) use frames::PREFACE;
-pub(crate) use handshake::{Myself, Secret};
+pub(crate) use handshake::{Myself, Secret, removed};
 pub(crate) use join::{Former, join};

@@ -39,6 +39,23 @@ fn a_node_goes_for_good_only_without_copies_and_takes_its_free_list_along() {
 }
 
 #[test]
+fn an_expelled_node_is_refused_in_every_later_life_and_after_a_restart() {
+    let mut world = World::new(2);
+    world.stored("a", 1, &[1]);
+    assert_eq!(world.expel_node(1, 2), NodeOutcome::Stale { current: Incarnation(1) });
+    assert_eq!(world.expel_node(1, 1), NodeOutcome::Holds { replicas: 1 });
+    world.forget(ForgetMode::Lost, "a", replica(1, 1));
+    assert_eq!(world.expel_node(1, 1), NodeOutcome::Accepted { announce: false });
+    assert_eq!(world.expel_node(1, 1), NodeOutcome::Expelled);
+    assert_eq!([world.register(1, 1), world.register(1, 7)], [NodeOutcome::Expelled; 2]);
+    world.catalog = Catalog::load(world.catalog.rows()).expect("an image with its name");
+    assert_eq!(world.register(1, 8), NodeOutcome::Expelled);
+    assert_eq!(world.register(3, 1), NodeOutcome::Accepted { announce: false });
+    let is_expelled = |node| world.catalog.query(&Query::Expelled { node: NodeId(node) });
+    assert_eq!([1, 2, 9].map(is_expelled), [true, false, false].map(Answer::Expelled));
+}
+
+#[test]
 fn an_absent_node_keeps_its_copies_for_its_return() {
     let mut world = World::new(1);
     world.stored("a", 1, &[1]);

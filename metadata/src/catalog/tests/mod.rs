@@ -79,6 +79,14 @@ impl World {
         }
     }
 
+    fn expel_node(&mut self, node: u32, incarnation: u32) -> NodeOutcome {
+        let command = Command::ExpelNode { node: NodeId(node), incarnation: Incarnation(incarnation) };
+        match self.apply(&command) {
+            Outcome::Node(outcome) => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// A put of `name` as version `sequence`, with one copy on each of `nodes`, not yet applied.
     fn put(&self, name: &str, sequence: u64, nodes: &[u32]) -> CompleteItem {
         CompleteItem {
