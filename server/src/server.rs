@@ -177,9 +177,10 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until another node says that an operator has removed this one from the cluster, if one ever does. Cancel-safe.
-    pub async fn removed(&self) -> Error {
-        self.dialer.removed().await
+    /// Waits until another node says that this one has no place in the cluster, if one ever does: an operator has removed it
+    /// (`REMOVED`), or another process has its identity (`IDENTITY_TAKEN`). Cancel-safe.
+    pub async fn unwelcome(&self) -> Error {
+        self.dialer.unwelcome().await
     }
 
     /// Where it can be reached.

@@ -408,6 +408,29 @@ async fn an_old_data_folder_is_found_out() {
     client.put("after", "v".into(), &PutOptions::default()).await.unwrap();
 }
 
+/// Of two processes with one identity the one that comes later is told so, and the other one goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copied_folder_is_refused_while_its_original_serves() {
+    let mut cluster = start(3);
+    let client = cluster.client(Duration::from_secs(10)).unwrap();
+    client.put("before", "v".into(), &PutOptions::default()).await.unwrap();
+    let original = (blocking(|| cluster.wait_for_leader()) + 1) % 3;
+    blocking(|| cluster.stop(original)).unwrap();
+    let copied = std::process::Command::new("cp").arg("-a").args([cluster.data(original), cluster.data(7)]).status();
+    assert!(copied.unwrap().success());
+    blocking(|| cluster.restart(original)).unwrap();
+    blocking(|| cluster.until("all are up", Cluster::are_all_up));
+    // As on another machine: on one host the DRAM segment is in use.
+    let segments = tempfile::tempdir_in("/dev/shm").unwrap();
+    let elsewhere = format!("dram.folder='{}'", segments.path().display());
+    let said = blocking(|| cluster.refusal(7, &[elsewhere])).unwrap();
+    assert!(said.contains("IDENTITY_TAKEN"), "{said}");
+    let alone = Client::builder().endpoint(cluster.node(original).unwrap().grpc.to_string()).build().unwrap();
+    alone.put("after", "v".into(), &PutOptions::default()).await.unwrap();
+    assert!(alone.get("before").await.unwrap().is_some());
+    assert!(blocking(|| cluster.are_all_up()));
+}
+
 /// Each node knows how full the others are, whoever leads.
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_hear_how_full_the_others_are() {

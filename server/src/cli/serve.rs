@@ -102,7 +102,7 @@ pub(super) async fn run(arguments: &ServeArguments, output: &Output) -> Result<E
     let ended = tokio::select! {
         ended = serve => ended,
         // What it holds counts for nothing any more, and nobody would answer it.
-        removed = server.removed() => return Err(removed.into()),
+        unwelcome = server.unwelcome() => return Err(unwelcome.into()),
         () = signals.next() => return stop(server, &mut signals).await,
     };
     server.shutdown().await;

@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use super::AddressBook;
 use super::frames::{self, Frames, MESSAGE_BYTES};
 use super::handshake::{
-    Myself, NONCE_BYTES, Secret, check_version, foreign_cluster, foreign_epoch, nonce, removed, unknown_protocol,
+    Myself, NONCE_BYTES, Secret, check_version, foreign_cluster, foreign_epoch, nonce, removed, taken, unknown_protocol,
 };
 use super::wire::{FromCaller, FromNode, Hello, Joined, Peers, Refused, Welcome, from_caller, from_node};
 use crate::error::Error;
@@ -27,7 +27,7 @@ const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a join may take: a committed change of members.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether a caller has been removed since.
+/// How often it is looked whether a caller is unwelcome since.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Takes other nodes' messages. Cheap to clone.
@@ -125,7 +125,7 @@ impl PeerApi {
         };
         self.secret.check_caller(&hello, &welcome, &proof)?;
         let node = NodeId(hello.node);
-        self.refuse_removed(node).await?;
+        self.refuse_unwelcome(&hello).await?;
         self.book.learn(node, Incarnation(hello.incarnation), &hello.address);
         if let Err(error) = say(socket, from_node::Part::Peers(Peers { known: self.book.all() })).await {
             return Ok(Err(error));
@@ -150,7 +150,7 @@ impl PeerApi {
                 _ = self.stop.wait_for(|stop| *stop) => return Ok(Ok(())),
             };
             let Some(message) = message else {
-                self.refuse_removed(node).await?;
+                self.refuse_unwelcome(&hello).await?;
                 continue;
             };
             match message {
@@ -168,8 +168,13 @@ impl PeerApi {
         }
     }
 
-    /// Whoever was removed for good is told so. What this node's catalog does not know yet is found by another look.
-    async fn refuse_removed(&self, node: NodeId) -> Result<(), Error> {
+    /// Whoever was removed for good is told so, and so is one of two with the same identity. What this node does not know yet is
+    /// found by another look.
+    async fn refuse_unwelcome(&self, hello: &Hello) -> Result<(), Error> {
+        let (node, incarnation) = (NodeId(hello.node), Incarnation(hello.incarnation));
+        if let Some(other) = self.book.other(node, incarnation, &hello.address) {
+            return Err(taken(node, incarnation, &other));
+        }
         let Some(catalog) = self.service.opened_catalog() else { return Ok(()) };
         match catalog.query(Query::Expelled { node }, Read::Local).await {
             Ok((_, Answer::Expelled(true))) => Err(removed(node)),

@@ -67,6 +67,14 @@ impl AddressBook {
         }
     }
 
+    /// Where another process is that has this identity, in the same life or a later one.
+    pub(super) fn other(&self, node: NodeId, incarnation: Incarnation, address: &str) -> Option<String> {
+        let nodes = self.nodes.lock();
+        let known = nodes.get(&node.0).filter(|known| known.incarnation >= incarnation.0)?;
+        let is_itself = known.incarnation == incarnation.0 && (known.address == address || address.is_empty());
+        (!is_itself).then(|| known.address.clone())
+    }
+
     /// Drops a node that is gone for good.
     pub(crate) fn forget(&self, node: NodeId) {
         let mut nodes = self.nodes.lock();
@@ -112,6 +120,9 @@ mod tests {
         book.learn(NodeId(7), Incarnation(2), "a:2");
         book.learn(NodeId(7), Incarnation(1), "a:1");
         book.learn(NodeId(8), Incarnation(1), &"x".repeat(300));
+        let other = |incarnation, address| book.other(NodeId(7), Incarnation(incarnation), address);
+        assert_eq!([other(2, "a:2"), other(2, ""), other(3, "b:2")], [None, None, None]);
+        assert_eq!([other(2, "b:2"), other(1, "a:2")].map(|other| other.as_deref() == Some("a:2")), [true, true]);
         assert_eq!(AddressBook::open(path.clone()).address(NodeId(7)).as_deref(), Some("a:2"));
         assert_eq!(book.nodes(), [NodeId(7)]);
         book.learn(NodeId(9), Incarnation(1), "a:9");

@@ -44,7 +44,7 @@ struct Inner {
     runtime: Mutex<Option<Runtime>>,
     handle: tokio::runtime::Handle,
     /// Why this node has no place among the others any more.
-    removed: watch::Sender<Option<Error>>,
+    unwelcome: watch::Sender<Option<Error>>,
 }
 
 impl Dialer {
@@ -63,7 +63,7 @@ impl Dialer {
             })?;
         let handle = runtime.handle().clone();
         let (links, runtime) = (Mutex::default(), Mutex::new(Some(runtime)));
-        let inner = Inner { myself, secret, book, links, runtime, handle, removed: watch::Sender::new(None) };
+        let inner = Inner { myself, secret, book, links, runtime, handle, unwelcome: watch::Sender::new(None) };
         let dialer = Self { inner: Arc::new(inner) };
         dialer.inner.handle.spawn(keep_greeting(dialer.clone()));
         Ok(dialer)
@@ -74,22 +74,23 @@ impl Dialer {
         &self.inner.handle
     }
 
-    /// Waits until another node says that this one was removed from the cluster, if one ever does. Cancel-safe.
-    pub(crate) async fn removed(&self) -> Error {
-        let mut removed = self.inner.removed.subscribe();
+    /// Waits until another node says that this one has no place in the cluster (`REMOVED`, `IDENTITY_TAKEN`), if one ever does.
+    /// Cancel-safe.
+    pub(crate) async fn unwelcome(&self) -> Error {
+        let mut unwelcome = self.inner.unwelcome.subscribe();
         loop {
-            let known = removed.borrow_and_update().clone();
+            let known = unwelcome.borrow_and_update().clone();
             match known {
                 Some(error) => return error,
                 // Never: the sender is here.
-                None => _ = removed.changed().await,
+                None => _ = unwelcome.changed().await,
             }
         }
     }
 
     fn note(&self, error: Option<&Error>) {
-        if let Some(error) = error.filter(|error| error.reason() == "REMOVED") {
-            self.inner.removed.send_replace(Some(error.clone()));
+        if let Some(error) = error.filter(|error| matches!(error.reason(), "REMOVED" | "IDENTITY_TAKEN")) {
+            self.inner.unwelcome.send_replace(Some(error.clone()));
         }
     }
 
@@ -380,7 +381,7 @@ pub(super) async fn connect(address: &str, myself: &Myself, secret: &Secret, lan
 
 /// What the other node said, with its reason where it is one of ours.
 fn refusal(address: &str, refused: &wire::Refused) -> Error {
-    let reasons = ["FOREIGN_CLUSTER", "FOREIGN_SECRET", "CATALOG_EPOCH", "PEER_PROTOCOL", "REMOVED"];
+    let reasons = ["FOREIGN_CLUSTER", "FOREIGN_SECRET", "CATALOG_EPOCH", "PEER_PROTOCOL", "REMOVED", "IDENTITY_TAKEN"];
     match reasons.into_iter().find(|&reason| reason == refused.reason) {
         Some(reason) => Error::new(ErrorKind::Conflict, reason, format!("node at {address}: {}", refused.message)),
         None => unreachable_node(address, &refused.message),

@@ -147,6 +147,16 @@ pub(crate) fn removed(node: NodeId) -> Error {
     Error::new(ErrorKind::Conflict, "REMOVED", message)
 }
 
+/// Another process has the caller's identity, in the same life or a later one.
+pub(super) fn taken(node: NodeId, incarnation: Incarnation, other: &str) -> Error {
+    let message = format!(
+        "node {node} is at {other} in this life ({}) or a later one: the data folder was copied; a node has one folder, and the \
+         other one starts over an empty one",
+        incarnation.0
+    );
+    Error::new(ErrorKind::Conflict, "IDENTITY_TAKEN", message)
+}
+
 /// The other side does not keep to the protocol, or speaks another version of it.
 pub(super) fn unknown_protocol(what: &str) -> Error {
     Error::new(ErrorKind::Invalid, "PEER_PROTOCOL", format!("the other node's {what} can't be understood"))
