@@ -1,9 +1,10 @@
 //! The client, and what all calls share: turns over connections, token, deadline, repetition, the highest log index.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use prost::Message;
@@ -16,8 +17,9 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 use tower::ServiceExt;
 
-use crate::builder::{ClientBuilder, ClientSettings};
+use crate::builder::{ClientBuilder, ClientSettings, SILENCE_OF_MANY};
 use crate::channels::Channels;
+use crate::endpoint::ServerAddress;
 use crate::error::Error;
 use crate::local::LocalReads;
 use crate::native::{Link, Method, Native, Others, SharedReads, blocking};
@@ -26,6 +28,9 @@ use crate::raw::store_client::StoreClient;
 use crate::recent::{RecentWrites, Writing};
 use crate::retry::{Backoff, Repeatable};
 use crate::session::Sessions;
+
+/// Most nodes of which a client of their own is kept.
+const MOST_NODES: usize = 256;
 
 /// A client of one cluster. Cheap to clone; clones share their connections.
 #[derive(Clone)]
@@ -67,6 +72,8 @@ struct Inner {
     /// Of a node on this host, once it is known to be there.
     local: OnceLock<Arc<LocalReads>>,
     writes: RecentWrites,
+    /// Clients of single nodes of the cluster, by address.
+    nodes: Mutex<HashMap<String, Client>>,
 }
 
 /// One attempt at a call.
@@ -138,8 +145,35 @@ impl Client {
             sessions: Sessions::default(),
             local: local.map(Arc::new).map_or_else(OnceLock::new, OnceLock::from),
             writes: RecentWrites::default(),
+            nodes: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
+    }
+
+    /// A client of the node at `address` alone, with this one's settings, tenant and engine. Remembered.
+    ///
+    /// # Errors
+    /// [`Error::Endpoint`].
+    pub(crate) fn of_node(&self, address: &str) -> Result<Self, Error> {
+        let mut nodes = self.inner.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = nodes.get(address) {
+            return Ok(client.clone());
+        }
+        let settings = ClientSettings { local_reads: false, ..self.settings().clone() };
+        let parsed: ServerAddress = address.parse()?;
+        let channels = Channels::new(vec![(0, parsed.channel(&settings, SILENCE_OF_MANY)?)], 1);
+        let natives = vec![Native::referred(parsed)];
+        let Inner { authorization, secret, tenant, .. } = &*self.inner;
+        let (authorization, secret, tenant) = (authorization.clone(), *secret, tenant.clone());
+        let client = Self::new(Parts { channels, natives, authorization, secret, tenant, local: None }, settings);
+        if client.settings().native {
+            *client.inner.engine.lock().unwrap_or_else(PoisonError::into_inner) = self.engine();
+        }
+        if nodes.len() >= MOST_NODES {
+            nodes.clear();
+        }
+        nodes.insert(address.to_owned(), client.clone());
+        Ok(client)
     }
 
     /// The settings in use.

@@ -84,6 +84,12 @@ pub enum Error {
         /// What the source gave, as far as it was read.
         actual: u64,
     },
+    /// The object was not stored in stripes.
+    #[error("object {key} is not striped: read it with a plain get")]
+    NotStriped {
+        /// The object.
+        key: String,
+    },
     /// The answer breaks the protocol.
     #[error("the server's answer to {operation} {why}")]
     Protocol {
@@ -200,6 +206,7 @@ impl Error {
             | Self::Setting { .. }
             | Self::Key(_)
             | Self::Buffer { .. }
+            | Self::NotStriped { .. }
             | Self::Source(_)
             | Self::SourceLength { .. } => ErrorKind::Invalid,
             Self::Refused(refusal) => refusal.kind(),
@@ -225,6 +232,7 @@ impl Error {
             Self::Endpoint { .. } => "BAD_ENDPOINT",
             Self::Setting { .. } => "BAD_SETTING",
             Self::Buffer { .. } => "BAD_RANGE",
+            Self::NotStriped { .. } => "NOT_STRIPED",
             Self::Source(_) => "SOURCE_FAILED",
             Self::Protocol { .. } => "INTERNAL",
         }

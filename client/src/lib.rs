@@ -36,6 +36,7 @@ mod put;
 mod recent;
 mod retry;
 mod session;
+mod stripes;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -56,6 +57,7 @@ pub use call::Client;
 pub use endpoint::ServerAddress;
 pub use error::{Error, Refusal};
 pub use get::ObjectStream;
+pub use stripes::Stripes;
 pub use tasks::{Task, TaskKind, TaskListing, TaskState};
 pub use tidepool_metadata::{DataType, ErrorKind, ObjectKey};
 pub use tidepool_transfer::{LendableMemory, Tls, TransferError, withdraw_all};

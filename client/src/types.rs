@@ -344,6 +344,9 @@ pub struct ServerInfo {
     pub phase: String,
     /// Objects in the catalog.
     pub objects: u64,
+    /// Where the gRPC of nodes listens that take new objects, those first to which this one would give copies; empty while it
+    /// does not know.
+    pub takers: Vec<String>,
 }
 
 impl From<proto::ServerInfoReply> for ServerInfo {
@@ -359,6 +362,7 @@ impl From<proto::ServerInfoReply> for ServerInfo {
             max_unary_bytes: message.max_unary_bytes,
             phase: message.phase,
             objects: message.objects,
+            takers: message.takers,
         }
     }
 }

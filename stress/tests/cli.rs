@@ -112,6 +112,14 @@ fn every_command_answers_people_and_programs_and_ends_with_what_it_found() {
     assert_eq!(cli.answers(&["admin", "nvme", "attach", "--capacity=96MiB"]).0["state"], json!("attached"));
     assert_eq!(cli.answers(&["admin", "raft", "status"]).0["role"], json!("leader"));
 
+    cli.says(&["put", "striped", source, "--stripes=0"]);
+    cli.says(&["get", "striped", "--striped", &output]);
+    assert!(std::fs::read(&target).unwrap() == value);
+    assert_eq!(cli.run(&["get", "striped", "--striped", "--offset=250", "--length=3"]).stdout, [250, 0, 1]);
+    assert_eq!(cli.answers(&["get", "a", "--striped"]).0["reason"], json!("NOT_STRIPED"));
+    assert!(cli.says(&["rm", "--striped", "striped"]).contains("removed"));
+    assert_eq!(cli.answers(&["ls", "stripes/"]).0, json!([]));
+
     let (removed, code) = cli.answers(&["rm", "a", "absent"]);
     let outcomes = json!([{ "key": "a", "outcome": "removed" }, { "key": "absent", "outcome": "missing" }]);
     assert_eq!((removed, code), (outcomes, Some(NO)));

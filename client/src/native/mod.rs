@@ -191,7 +191,7 @@ impl Client {
     }
 
     /// The engine of this client, started with its first use.
-    fn engine(&self) -> Option<Engine> {
+    pub(crate) fn engine(&self) -> Option<Engine> {
         let mut started = lock(self.started_engine());
         if started.is_none() {
             let (same_host, tls) = (self.settings().same_host, self.settings().engine_tls.clone());

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use futures::{StreamExt as _, TryStreamExt as _};
 use serde_json::{Value, json};
 use tidepool_client::{DataType, Existence, Listed, Matching, ObjectKey, RemoveOutcome};
 
@@ -41,6 +42,9 @@ pub(super) struct RemoveArguments {
     /// Pinned objects too
     #[arg(long)]
     force: bool,
+    /// The keys are of objects that were put with --stripes: their parts go too
+    #[arg(long, requires = "keys")]
+    striped: bool,
 }
 
 #[derive(Debug, Args)]
@@ -128,7 +132,12 @@ pub(super) async fn remove(
         _ if arguments.all => Matching::All,
         _ => {
             let keys = keys_of(&arguments.keys);
-            let outcomes = client.remove_many(&keys, arguments.force).await?;
+            let outcomes = if arguments.striped {
+                let removed = futures::stream::iter(&keys).then(|key| client.remove_striped(key, arguments.force));
+                removed.try_collect::<Vec<_>>().await?
+            } else {
+                client.remove_many(&keys, arguments.force).await?
+            };
             let word = |outcome: &RemoveOutcome| match outcome {
                 RemoveOutcome::Removed => "removed",
                 RemoveOutcome::Missing => "missing",

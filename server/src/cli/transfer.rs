@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use clap::{Args, ValueEnum};
 use futures::Stream;
 use serde_json::json;
-use tidepool_client::{DataType, Durability, GetOptions, ObjectStream, PutDone, PutOptions, PutOutcome};
+use tidepool_client::{DataType, Durability, GetOptions, ObjectStream, PutDone, PutOptions, PutOutcome, Stripes};
 use tokio::fs::File;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
@@ -64,6 +64,9 @@ pub(super) struct PutArguments {
     /// Nodes that are to have the further copies: number, gRPC address, host of it, or host label; may be given several times
     #[arg(long)]
     prefer: Vec<String>,
+    /// Lay it over so many nodes in parts, for `get --striped`; 0: over all. It is held in memory meanwhile
+    #[arg(long, value_name = "NODES", conflicts_with = "group")]
+    stripes: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -85,6 +88,9 @@ pub(super) struct GetArguments {
     /// Exactly this version, without asking the catalog
     #[arg(long, default_value = "", hide_default_value = true)]
     object_version: String,
+    /// An object that was put with --stripes: its parts are read side by side, and held in memory
+    #[arg(long, conflicts_with_all = ["fresh", "object_version"])]
+    striped: bool,
 }
 
 fn file_failure(action: &str, path: &Path, error: &std::io::Error) -> Failure {
@@ -112,7 +118,13 @@ pub(super) async fn put(
         prefer: arguments.prefer.clone(),
     };
     let (KeyArgument(key), path) = (&arguments.key, &arguments.file);
-    let (length, done) = if path.as_os_str() == "-" {
+    let is_piped = path.as_os_str() == "-";
+    let (length, done) = if let Some(nodes) = arguments.stripes {
+        let read = async || tokio::fs::read(path).await.map_err(|error| file_failure("read", path, &error));
+        let value = if is_piped { read_standard_input().await? } else { read().await?.into() };
+        let stripes = Stripes { nodes, ..Stripes::default() };
+        (value.len() as u64, client.put_striped(key, value, &options, stripes).await?)
+    } else if is_piped {
         let value = read_standard_input().await?;
         (value.len() as u64, client.put(key, value, &options).await?)
     } else {
@@ -180,14 +192,21 @@ pub(super) async fn get(
         ..GetOptions::default()
     };
     let client = connection.client(1)?;
-    let mut stream = client.get_stream(key, options).await?.ok_or_else(|| Failure::missing(key))?;
-    let Some(path) = &arguments.output else { return to_standard_output(&mut stream, output).await };
-    let bar = output.progress(stream.length(), BAR);
+    let missing = || Failure::missing(key);
+    let mut source = if arguments.striped {
+        let value = client.get_striped_range(key, arguments.offset, arguments.length).await?.ok_or_else(missing)?;
+        Source::Value(Some(value))
+    } else {
+        Source::Stream(Box::new(client.get_stream(key, options).await?.ok_or_else(missing)?))
+    };
+    let Some(path) = &arguments.output else { return to_standard_output(&mut source, output).await };
+    let length = source.length();
+    let bar = output.progress(length, BAR);
     // Under another name until every byte is verified.
     let mut part = path.clone().into_os_string();
     part.push(".part");
     let part = PathBuf::from(part);
-    let written = to_file(&mut stream, &part, |bytes| bar.inc(bytes)).await;
+    let written = to_file(&mut source, &part, |bytes| bar.inc(bytes)).await;
     bar.finish_and_clear();
     let renamed = match written {
         Ok(()) => tokio::fs::rename(&part, path).await.map_err(|error| file_failure("rename to", path, &error)),
@@ -198,15 +217,45 @@ pub(super) async fn get(
         let _left_behind = tokio::fs::remove_file(&part).await;
         return Err(failure);
     }
-    let length = stream.length();
-    output.answer(&json!({ "length": length, "version": stream.info.version }), |_| {
+    output.answer(&json!({ "length": length, "version": source.version() }), |_| {
         format!("wrote {} ({})\n", path.display(), size(length))
     })
 }
 
-async fn to_file(stream: &mut ObjectStream, path: &Path, count: impl Fn(u64)) -> Result<(), Failure> {
+/// Where the bytes of a get come from.
+enum Source {
+    Stream(Box<ObjectStream>),
+    /// All of them, until they are taken.
+    Value(Option<Bytes>),
+}
+
+impl Source {
+    fn length(&self) -> u64 {
+        match self {
+            Self::Stream(stream) => stream.length(),
+            Self::Value(value) => value.as_ref().map_or(0, |value| value.len() as u64),
+        }
+    }
+
+    /// A striped object has one for each part.
+    fn version(&self) -> Option<&str> {
+        match self {
+            Self::Stream(stream) => Some(&stream.info.version),
+            Self::Value(_) => None,
+        }
+    }
+
+    async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        match self {
+            Self::Stream(stream) => Ok(stream.next().await?),
+            Self::Value(value) => Ok(value.take()),
+        }
+    }
+}
+
+async fn to_file(source: &mut Source, path: &Path, count: impl Fn(u64)) -> Result<(), Failure> {
     let mut file = File::create(path).await.map_err(|error| file_failure("create", path, &error))?;
-    while let Some(piece) = stream.next().await? {
+    while let Some(piece) = source.next().await? {
         file.write_all(&piece).await.map_err(|error| file_failure("write", path, &error))?;
         count(piece.len() as u64);
     }
@@ -214,11 +263,11 @@ async fn to_file(stream: &mut ObjectStream, path: &Path, count: impl Fn(u64)) ->
 }
 
 /// Pieces go out as they come; if the checksum is wrong at the end, the exit code says so.
-async fn to_standard_output(stream: &mut ObjectStream, output: &Output) -> Result<ExitCode, Failure> {
-    if std::io::stdout().is_terminal() && stream.length() > 1 << 20 {
+async fn to_standard_output(source: &mut Source, output: &Output) -> Result<ExitCode, Failure> {
+    if std::io::stdout().is_terminal() && source.length() > 1 << 20 {
         return Err(Failure::usage("more than 1 MiB for a terminal: use --output, or a pipe"));
     }
-    while let Some(piece) = stream.next().await? {
+    while let Some(piece) = source.next().await? {
         output.bytes(&piece)?;
     }
     Ok(ExitCode::SUCCESS)

@@ -201,6 +201,7 @@ impl StoreApi {
             boot_id: crate::plan::boot_id(),
             folder: folder.unwrap_or_default().to_owned(),
             tenant_number: tenant.0,
+            takers: self.service.takers().await,
         })
     }
 }

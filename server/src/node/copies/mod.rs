@@ -13,6 +13,7 @@ pub(super) mod repair;
 pub(super) mod spread;
 pub(super) mod tasks;
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use prost::Message as _;
@@ -58,6 +59,9 @@ impl From<&Id> for ReplicaId {
         Self { node: NodeId(id.node), incarnation: Incarnation(id.incarnation), sequence: id.sequence }
     }
 }
+
+/// Nodes that a client is told of which take objects: to order more would take long.
+const MOST_TAKERS: usize = 64;
 
 /// How long a pull of so many bytes may take.
 fn pull_time(length: u64) -> Duration {
@@ -110,6 +114,23 @@ impl NodeService {
     fn candidates(&self, nodes: &[NodeStat]) -> Vec<Candidate> {
         let loads = self.loads();
         placement::candidates(nodes, |node| Some(loads.get(&node)?.nvme?.used_bytes))
+    }
+
+    /// Where the gRPC of up to 64 nodes listens that take objects, those first to which this node would give copies; none while it does
+    /// not know.
+    pub(crate) async fn takers(&self) -> Vec<String> {
+        if self.inner.catalog.get().is_none() {
+            return Vec::new();
+        }
+        let nodes = self.nodes().await.unwrap_or_default();
+        let random = RandomState::new();
+        let mut candidates = self.candidates(&nodes);
+        candidates.sort_by_cached_key(|candidate| random.hash_one(candidate.node));
+        candidates.truncate(MOST_TAKERS);
+        let numbers = placement::numbers(random.hash_one("takers"));
+        let order = placement::order(&candidates, &[], self.inner.placement, numbers);
+        let address = |node: NodeId| nodes.iter().find(|known| known.node == node).map(|known| &known.addresses.grpc);
+        order.into_iter().filter_map(address).filter(|address| !address.is_empty()).cloned().collect()
     }
 
     /// All nodes, as this one's catalog knows them.
