@@ -11,8 +11,8 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use tidepool_client::{
-    BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo, OneSidedReads, Task, TaskKind,
-    TaskListing, TaskState, Tls,
+    BatchGot, Client, ClientSettings, Error, GetOptions, Matching, Object, ObjectInfo, OneSidedReads, Stripes, Task,
+    TaskKind, TaskListing, TaskState, Tls,
 };
 
 use crate::address::Registry;
@@ -289,6 +289,46 @@ impl Connection {
         let value = gather(py, &parts)?;
         let put = async move { client.put(key, value, &options).await };
         caller(awaits).run(py, put, |py, put| object(py, stored(answer(py, put)?.outcome)))
+    }
+
+    /// Stores a value in parts over nodes.
+    #[expect(clippy::too_many_arguments, reason = "the Python side names them")]
+    fn put_striped<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        key: Key,
+        value: &Bound<'py, PyAny>,
+        options: Options,
+        nodes: usize,
+        part_bytes: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (client, options) = (self.client()?, put_options(options)?);
+        let (value, stripes) = (buffer::to_send(value)?, Stripes { nodes, part_bytes });
+        let put = async move { client.put_striped(key, value, &options, stripes).await };
+        caller(awaits).run(py, put, |py, put| object(py, stored(answer(py, put)?.outcome)))
+    }
+
+    fn get_striped<'py>(
+        &self,
+        py: Python<'py>,
+        awaits: bool,
+        key: Key,
+        offset: u64,
+        length: Option<u64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let got = async move { client.get_striped_range(key, offset, length).await };
+        caller(awaits).run(py, got, |py, got| match answer(py, got)? {
+            Some(bytes) => value(py, bytes, false),
+            None => Ok(py.None()),
+        })
+    }
+
+    fn remove_striped<'py>(&self, py: Python<'py>, awaits: bool, key: Key, force: bool) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let removed = async move { client.remove_striped(key, force).await };
+        caller(awaits).run(py, removed, |py, removed| object(py, removal(answer(py, removed)?)))
     }
 
     /// One True, False or exception a key.

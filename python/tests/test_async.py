@@ -32,6 +32,9 @@ def test_every_call_can_be_awaited(node, key):
         assert bytes(view) == b"2" and none is None
         assert await store.put_from(f"{key}/1", buffer) is False
         assert await store.remove_batch(["missing"]) == ["missing"]
+        assert await store.put_striped(f"{key}/s", b"striped", part_bytes=3) is True
+        assert await store.get_striped(f"{key}/s", offset=2) == b"riped"
+        assert await store.remove_striped(f"{key}/s") is True
         assert await store.task(1) is None and await store.cancel_task(1) is None
         assert [task async for task in store.tasks() if task.key == key.encode()] == []
         here = (await store.server_info()).node

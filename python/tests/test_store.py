@@ -51,6 +51,28 @@ def test_the_first_value_stays_unless_it_is_upserted(store, key):
     assert store.get(key, fresh=True) == b"two"
 
 
+def test_a_striped_value_comes_back_and_leaves_nothing(store, key):
+    value = pattern(1_000_000)[:1_000_000]
+    before = len(list(store.list("stripes/")))
+    assert store.get_striped(key) is None
+    assert store.put_striped(key, value, part_bytes=300_000) is True
+    assert store.put_striped(key, b"other") is False
+    assert store.get_striped(key) == value
+    assert store.get_striped(key, offset=299_999, length=2) == value[299_999:300_001]
+    assert store.get_striped(key, offset=999_000) == value[999_000:]
+    with pytest.raises(tidepool.InvalidError, match="BAD_RANGE|bytes"):
+        store.get_striped(key, offset=1, length=1_000_000)
+    assert len(list(store.list("stripes/"))) == before + 4
+    assert store.put_striped(key, b"new", upsert=True) is True
+    assert store.get_striped(key) == b"new"
+    assert store.remove_striped(key) is True and store.remove_striped(key) is False
+    assert len(list(store.list("stripes/"))) == before
+    store.put(key, b"plain")
+    with pytest.raises(tidepool.InvalidError) as refused:
+        store.get_striped(key)
+    assert refused.value.reason == "NOT_STRIPED"
+
+
 def test_keys_are_bytes_and_text_is_its_utf8(store, key):
     text = f"{key}/schlüssel"
     store.put(text, b"x")

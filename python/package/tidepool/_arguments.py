@@ -18,6 +18,8 @@ DEADLINE = 30.0
 CONNECT_TIMEOUT = 2.0
 CONNECTIONS = 4
 RETRIES = 5
+# Bytes of a part of a striped object.
+PART_BYTES = 4 << 20
 
 
 def connection(

@@ -99,6 +99,22 @@ class AsyncStore(Connected):
         """Stores bytes whether the key has an object or not."""
         await self._native.put(True, key, [value], _options({**options, "upsert": True}))
 
+    def put_striped(
+        self, key: Key, value: Any, *, nodes: int = 0, part_bytes: int = _arguments.PART_BYTES, **options: Any
+    ) -> Awaitable[bool]:
+        """Stores a value in parts over nodes."""
+        return self._native.put_striped(True, key, value, _options(options), nodes, part_bytes)
+
+    def get_striped(
+        self, key: Key, *, offset: int = 0, length: Optional[int] = None
+    ) -> Awaitable[Optional[bytes]]:
+        """The bytes of a striped object, or None."""
+        return self._native.get_striped(True, key, offset, length)
+
+    async def remove_striped(self, key: Key, *, force: bool = False) -> bool:
+        """Removes a striped object with its parts."""
+        return removed(key, await self._native.remove_striped(True, key, force))
+
     def put_batch(
         self, keys: Sequence[Key], values: Sequence[Any], **options: Any
     ) -> Awaitable[List[Union[bool, TidepoolError]]]:

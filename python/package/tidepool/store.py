@@ -163,6 +163,27 @@ class Store(Connected):
         """Stores ``value`` whether the key has an object or not. Options as of :meth:`put`."""
         self._native.put(False, key, [value], _options({**options, "upsert": True}))
 
+    def put_striped(
+        self, key: Key, value: Any, *, nodes: int = 0, part_bytes: int = _arguments.PART_BYTES, **options: Any
+    ) -> bool:
+        """Stores ``value`` in parts of ``part_bytes`` over so many ``nodes`` (0: all that take objects).
+
+        Options as of :meth:`put`, without ``group``; they hold for each part. Read it with :meth:`get_striped`: for all other
+        calls the key has a list of parts.
+        """
+        return self._native.put_striped(False, key, value, _options(options), nodes, part_bytes)
+
+    def get_striped(self, key: Key, *, offset: int = 0, length: Optional[int] = None) -> Optional[bytes]:
+        """The bytes of a striped object, read from its nodes side by side; None if it, or a part of it, is not there.
+
+        Raises ``NOT_STRIPED`` if it was not put by :meth:`put_striped`.
+        """
+        return self._native.get_striped(False, key, offset, length)
+
+    def remove_striped(self, key: Key, *, force: bool = False) -> bool:
+        """Removes a striped object with its parts. As :meth:`remove`."""
+        return removed(key, self._native.remove_striped(False, key, force))
+
     def put_batch(self, keys: Sequence[Key], values: Sequence[Any], **options: Any) -> List[Union[bool, TidepoolError]]:
         """Stores many; for each key True, False (there already), or the error that it failed with."""
         return self._native.put_batch(False, _arguments.one(keys), list(values), _options(options))
