@@ -1,8 +1,12 @@
 //! Rows of a catalog's image: a catalog or an error, and a sound one.
 #![no_main]
 
+use std::num::NonZero;
+
 use libfuzzer_sys::fuzz_target;
 use tidepool_metadata::catalog::Catalog;
+
+const THREADS: NonZero<usize> = NonZero::new(2).expect("not 0");
 
 fuzz_target!(|bytes: &[u8]| {
     let (mut rest, mut rows) = (bytes, Vec::new());
@@ -19,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     // An image has each key once, in order.
     rows.sort();
     rows.dedup_by(|one, other| one.0 == other.0);
-    if let Ok(catalog) = Catalog::load(rows) {
+    if let Ok(catalog) = Catalog::load(&rows, THREADS) {
         catalog.validate();
     }
 });

@@ -5,6 +5,7 @@
 //! step: no copy that its node may have freed is ever visible again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZero;
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -21,6 +22,8 @@ use tidepool_metadata::{
 };
 
 const NODES: u32 = 3;
+/// Who read an image.
+const THREADS: NonZero<usize> = NonZero::new(3).expect("not 0");
 const SESSION: SessionId = SessionId(1);
 const TENANT_QUOTA: u64 = 500;
 
@@ -670,7 +673,7 @@ impl Run {
         }
         let rows = self.catalog.rows();
         assert_eq!(self.image.clone().into_iter().collect::<Vec<_>>(), rows, "the image that was kept");
-        self.catalog = Catalog::load(rows).expect("its own rows");
+        self.catalog = Catalog::load(&rows, THREADS).expect("its own rows");
     }
 
     fn check(&self) {

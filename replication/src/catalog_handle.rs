@@ -7,12 +7,13 @@
 //! Failure: [`CatalogError`]; after some of its kinds certainly nothing was logged, and what a command was to announce
 //! may be freed.
 
+use std::num::NonZero;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidepool_metadata::catalog::{
     Answer, BucketPage, Catalog, Command, EntryContext, ForgetMode, ForgetOutcome, LoadError, Located,
-    MAX_COMMAND_ITEMS, Outcome, Presence, Query, QuotaRoom, RemoveOutcome, ReplicaName, TypePolicy,
+    MAX_COMMAND_ITEMS, Outcome, Presence, Query, QuotaRoom, RemoveOutcome, ReplicaName, Rows, TypePolicy,
 };
 use tidepool_metadata::lease::{Leased, group_lease};
 use tidepool_metadata::{DataType, LogIndex, LogTime, NodeId, ObjectKey, ReplicaId, TenantId, VersionId};
@@ -74,8 +75,8 @@ impl StateMachine for Catalog {
         Self::new()
     }
 
-    fn load(rows: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<Self, Self::Error> {
-        Ok(Self::load(rows)?)
+    fn load(rows: &impl Rows, threads: NonZero<usize>) -> Result<Self, Self::Error> {
+        Ok(Self::load(rows, threads)?)
     }
 
     fn decode(bytes: &[u8]) -> Result<Command, Self::Error> {

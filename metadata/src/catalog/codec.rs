@@ -96,7 +96,7 @@ impl<'a> Input<'a> {
     }
 
     /// A count, checked against its bound before anything is allocated for it.
-    fn count(&mut self, what: &'static str, maximum: usize) -> Result<usize, DecodeError> {
+    pub(super) fn count(&mut self, what: &'static str, maximum: usize) -> Result<usize, DecodeError> {
         let length = u64::read(self)?;
         match usize::try_from(length) {
             Ok(count) if count <= maximum => Ok(count),

@@ -38,6 +38,11 @@ impl KeyDigests {
         self.0[KeyBucket::of(hash).index()] ^= replica_digest(hash, version, replica);
     }
 
+    /// Adds copies of which none is in it.
+    pub(super) fn add(&mut self, more: &Self) {
+        self.0.iter_mut().zip(&more.0).for_each(|(digest, more)| *digest ^= more);
+    }
+
     /// By bucket number, [`KEY_BUCKETS`] of them.
     #[must_use]
     pub fn as_slice(&self) -> &[u64] {

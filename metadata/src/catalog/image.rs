@@ -2,13 +2,13 @@
 //!
 //! [`Catalog::take_changes`] gives the rows that changed; whoever writes them behind the log keeps their order of
 //! taking, and flushes the rows of one taking together or not at all (the first row says up to which entry they are).
-//! When they are loaded, keys sort so that a row comes after those it depends on. Sums, digests and indexes are not in it: they follow
-//! from the objects. Layout: `docs/src/formats/log.md`.
+//! Keys sort so that a row comes after those it depends on when they are loaded ([`Catalog::load`]). Sums, digests and indexes are not
+//! in it: they follow from the objects. Layout: `docs/src/formats/log.md`.
 //! A session's answers are part of its row: they come and go with every call, many at a time.
 
+use std::ops::Range;
 use std::time::Duration;
 
-use super::changes::Changes;
 use super::codec::{DecodeError, Field, Input, Item, fields};
 use super::command::{
     Labels, NodeAddresses, NodeRegistration, NodeState, Quota, SessionId, TaskId, TierDescription, TypePolicy,
@@ -28,6 +28,9 @@ use crate::object::{DATA_TYPES, DataType, ReplicaId, TenantId};
 
 /// Version of the rows.
 const VERSION: u8 = 4;
+
+/// Keys of objects' rows: what is below, they depend on.
+pub(super) const OBJECTS: Range<&[u8]> = &[3]..&[4];
 
 /// Key and value of one row; no value: the row is gone.
 pub type Row = (Vec<u8>, Option<Vec<u8>>);
@@ -190,33 +193,22 @@ impl Catalog {
         }
     }
 
-    /// The catalog of which these are all rows, by key; a new one if there are none.
-    ///
-    /// # Errors
-    /// [`LoadError`]: the image is damaged, incomplete, or of a later version.
-    pub fn load(rows: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<Self, LoadError> {
-        let mut rows = rows.into_iter();
-        let Some((key, value)) = rows.next() else { return Ok(Self::new()) };
+    /// Reads the first row.
+    pub(super) fn load_first(&mut self, key: &[u8], value: &[u8]) -> Result<(), LoadError> {
         if key != RowKey::Meta.encode() {
             return Err(LoadError::NoMeta);
         }
-        let mut catalog = Self::empty();
-        let fail = |row: &[u8], source| LoadError::Row { row: row.to_vec(), source };
-        if !catalog.load_meta(decode(&value).map_err(|source| fail(&key, source))?) {
-            return Err(LoadError::Inconsistent { row: key });
+        let meta = decode(value).map_err(|source| LoadError::Row { row: key.to_vec(), source })?;
+        if self.load_meta(meta) { Ok(()) } else { Err(LoadError::Inconsistent { row: key.to_vec() }) }
+    }
+
+    /// Adds a row that is neither the first nor an object's.
+    pub(super) fn load_row(&mut self, key: &[u8], value: &[u8]) -> Result<(), LoadError> {
+        match RowKey::decode(key).and_then(|row| self.fits(row, value)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(LoadError::Inconsistent { row: key.to_vec() }),
+            Err(source) => Err(LoadError::Row { row: key.to_vec(), source }),
         }
-        let mut last = key;
-        for (key, value) in rows {
-            if key <= last {
-                return Err(LoadError::Order { row: key });
-            }
-            let row_key = RowKey::decode(&key).map_err(|source| fail(&key, source))?;
-            if !catalog.load_row(row_key, &value).map_err(|source| fail(&key, source))? {
-                return Err(LoadError::Inconsistent { row: key });
-            }
-            last = key;
-        }
-        Ok(catalog)
     }
 
     /// False if it contradicts what every catalog has.
@@ -235,9 +227,10 @@ impl Catalog {
     }
 
     /// Adds one row; false if it does not fit the rows before it.
-    fn load_row(&mut self, key: RowKey, value: &[u8]) -> Result<bool, DecodeError> {
+    fn fits(&mut self, key: RowKey, value: &[u8]) -> Result<bool, DecodeError> {
         Ok(match key {
-            RowKey::Meta => false,
+            // The one comes first, the others apart.
+            RowKey::Meta | RowKey::Object(_) => false,
             RowKey::Node(id) => {
                 let NodeRow { incarnation, state, drains, announcing, addresses, tiers, labels } = decode(value)?;
                 let registration = NodeRegistration { node: id, incarnation, addresses, tiers, labels };
@@ -251,7 +244,6 @@ impl Catalog {
                 self.tenants.restore(id, Tenant::new(name, quota, dropping));
                 id < self.tenants.next && self.tenants.len() <= MAX_TENANTS && self.tenants.have_distinct_names()
             }
-            RowKey::Object(name) => self.load_object(name, value)?,
             RowKey::Free(id, key) => {
                 let mut input = Input::new(value);
                 input.version(VERSION)?;
@@ -277,20 +269,16 @@ impl Catalog {
             RowKey::Expelled(node) => self.expelled.restore(node, decode(value)?) && self.nodes.get(node).is_none(),
         })
     }
+}
 
-    fn load_object(&mut self, name: Name, value: &[u8]) -> Result<bool, DecodeError> {
-        let mut input = Input::new(value);
-        input.version(VERSION)?;
-        let object = Object::decode(name, &mut input)?;
-        input.finish()?;
-        let fits = self.tenants.get(object.tenant()).is_some()
-            && object.replicas().all(|replica| self.nodes.get(replica.id.node).is_some());
-        if fits {
-            self.place(object);
-            self.changes = Changes::default();
-        }
-        Ok(fits)
-    }
+/// The object of one of [`OBJECTS`].
+pub(super) fn decode_object(key: &[u8], value: &[u8]) -> Result<Object, DecodeError> {
+    let name = Name::decode(&key[OBJECTS.start.len()..])?;
+    let mut input = Input::new(value);
+    input.version(VERSION)?;
+    let object = Object::decode(name, &mut input)?;
+    input.finish()?;
+    Ok(object)
 }
 
 fn row(value: &impl Field) -> Vec<u8> {
@@ -300,7 +288,7 @@ fn row(value: &impl Field) -> Vec<u8> {
 }
 
 fn object_key(name: &Name) -> Vec<u8> {
-    [&[3][..], name.as_bytes()].concat()
+    [OBJECTS.start, name.as_bytes()].concat()
 }
 
 fn object_row(object: &Object) -> Vec<u8> {

@@ -26,6 +26,7 @@ mod digest;
 mod encoding;
 mod expelled;
 mod image;
+mod load;
 mod nodes;
 mod object;
 mod order;
@@ -54,6 +55,7 @@ pub use digest::{KeyDigests, replica_digest};
 pub use encoding::COMMAND_VERSION;
 pub use expelled::MAX_EXPELLED;
 pub use image::{LoadError, Row};
+pub use load::Rows;
 pub use nodes::MAX_NODES;
 pub use outcome::*;
 pub use query::*;
@@ -325,20 +327,22 @@ impl Catalog {
 
     /// Makes an object visible whose name is not there.
     fn place(&mut self, object: Object) {
-        object.replicas().for_each(|replica| self.nodes.gain(&object, replica.id));
+        let hash = object.hash();
+        object.replicas().for_each(|replica| self.nodes.gain(&object, hash, replica.id));
         self.tenants.charge(object.tenant(), Charge::of(&object));
         self.type_bytes[object.data_type as usize] += object.charged_bytes();
         let group = object.group().cloned().map(|group| (object.tenant(), group));
-        let slot = self.objects.insert(object);
+        let slot = self.objects.insert(hash, object);
         self.changes.place(slot);
         self.groups.extend(group.map(|(tenant, group)| (tenant, group, slot)));
     }
 
     /// Takes an object out, retiring its copies; who frees them is up to the caller.
     fn displace(&mut self, slot: Slot) -> Object {
-        let object = self.objects.remove(slot);
+        let hash = self.objects.get(slot).hash();
+        let object = self.objects.remove(slot, hash);
         object.replicas().for_each(|replica| {
-            self.nodes.lose(&object, replica.id);
+            self.nodes.lose(&object, hash, replica.id);
             self.retire(replica.id, replica.reserved);
         });
         self.tenants.refund(object.tenant(), Charge::of(&object));
@@ -363,7 +367,7 @@ impl Catalog {
     fn attach(&mut self, slot: Slot, replica: Replica) {
         let object = self.objects.get_mut(slot);
         object.add_replica(replica);
-        self.nodes.gain(object, replica.id);
+        self.nodes.gain(object, object.hash(), replica.id);
         self.tenants.charge(object.tenant(), Charge { objects: 0, bytes: object.length });
         self.type_bytes[object.data_type as usize] += object.length;
         self.changes.place(slot);
@@ -373,7 +377,7 @@ impl Catalog {
     fn detach(&mut self, slot: Slot, replica: Replica) {
         let object = self.objects.get_mut(slot);
         object.take_replica(replica.id);
-        self.nodes.lose(object, replica.id);
+        self.nodes.lose(object, object.hash(), replica.id);
         self.tenants.refund(object.tenant(), Charge { objects: 0, bytes: object.length });
         self.type_bytes[object.data_type as usize] -= object.length;
         self.changes.place(slot);

@@ -12,7 +12,7 @@ use super::outcome::NodeOutcome;
 use super::query::{FreeItem, FreeListPage, MAX_PAGE_ITEMS, NodeStat};
 use crate::log::LogIndex;
 use crate::node::{Incarnation, NodeId};
-use crate::object::ReplicaId;
+use crate::object::{KeyHash, ReplicaId};
 
 /// Most nodes of a cluster: their digests take 32 MiB then.
 pub const MAX_NODES: usize = 1024;
@@ -42,19 +42,45 @@ pub(super) struct Node {
     pub(super) tiers: Vec<TierDescription>,
     pub(super) labels: Labels,
     pub(super) free_list: BTreeMap<FreeKey, Name>,
-    digests: KeyDigests,
+    holdings: Holdings,
+}
+
+/// Sums over the copies that a node has.
+#[derive(Default, Debug, PartialEq, Eq)]
+pub(super) struct Holdings {
     replicas: u64,
     bytes: u64,
+    digests: KeyDigests,
+}
+
+impl Holdings {
+    /// Counts a copy; `hash` is the object's.
+    pub(super) fn gain(&mut self, object: &Object, hash: KeyHash, replica: ReplicaId) {
+        self.replicas += 1;
+        self.bytes += object.length;
+        self.digests.toggle(hash, object.version, replica);
+    }
+
+    /// Takes a copy out of the count again.
+    fn lose(&mut self, object: &Object, hash: KeyHash, replica: ReplicaId) {
+        self.replicas -= 1;
+        self.bytes -= object.length;
+        self.digests.toggle(hash, object.version, replica);
+    }
+
+    fn add(&mut self, more: &Self) {
+        self.replicas += more.replicas;
+        self.bytes += more.bytes;
+        self.digests.add(&more.digests);
+    }
 }
 
 impl Node {
     pub(super) fn new(registration: NodeRegistration, state: NodeState, announcing: bool) -> Self {
         let NodeRegistration { node: _, incarnation, addresses, tiers, labels } = registration;
-        let digests = KeyDigests::default();
-        let free_list = BTreeMap::new();
+        let (free_list, holdings) = (BTreeMap::new(), Holdings::default());
         let drains = state == NodeState::Draining;
-        let (replicas, bytes) = (0, 0);
-        Self { incarnation, state, drains, announcing, addresses, tiers, labels, free_list, digests, replicas, bytes }
+        Self { incarnation, state, drains, announcing, addresses, tiers, labels, free_list, holdings }
     }
 
     /// Its state when it is not absent.
@@ -75,10 +101,6 @@ impl Node {
     /// Whether it has confirmed a copy of that life in its present one.
     pub(super) fn confirms(&self, incarnation: Incarnation) -> bool {
         !self.announcing || incarnation == self.incarnation
-    }
-
-    fn sums(&self) -> (u64, u64, &KeyDigests) {
-        (self.replicas, self.bytes, &self.digests)
     }
 }
 
@@ -141,33 +163,35 @@ impl Nodes {
 
     /// Takes the node out, if this is its present life and it has no copies.
     pub(super) fn remove(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Node, NodeOutcome> {
-        match self.in_life(node, incarnation)?.replicas {
+        match self.in_life(node, incarnation)?.holdings.replicas {
             0 => self.0.remove(&node).ok_or(NodeOutcome::Unknown),
             replicas => Err(NodeOutcome::Holds { replicas }),
         }
     }
 
-    /// Counts a copy that its node got.
-    pub(super) fn gain(&mut self, object: &Object, replica: ReplicaId) {
-        let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
-        node.replicas += 1;
-        node.bytes += object.length;
-        node.digests.toggle(object.hash(), object.version, replica);
+    fn known(&mut self, node: NodeId) -> &mut Node {
+        self.0.get_mut(&node).expect("copies are on known nodes")
+    }
+
+    /// Counts a copy that its node got; `hash` is the object's.
+    pub(super) fn gain(&mut self, object: &Object, hash: KeyHash, replica: ReplicaId) {
+        self.known(replica.node).holdings.gain(object, hash, replica);
     }
 
     /// Takes a copy out of the count again.
-    pub(super) fn lose(&mut self, object: &Object, replica: ReplicaId) {
-        let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
-        node.replicas -= 1;
-        node.bytes -= object.length;
-        node.digests.toggle(object.hash(), object.version, replica);
+    pub(super) fn lose(&mut self, object: &Object, hash: KeyHash, replica: ReplicaId) {
+        self.known(replica.node).holdings.lose(object, hash, replica);
+    }
+
+    /// Counts copies that were counted elsewhere.
+    pub(super) fn add(&mut self, node: NodeId, holdings: &Holdings) {
+        self.known(node).holdings.add(holdings);
     }
 
     /// Puts a copy that is not counted any more on its node's free list.
     pub(super) fn list_free(&mut self, index: LogIndex, name: &Name, replica: ReplicaId) -> FreeKey {
         let key = FreeKey::new(index, replica);
-        let node = self.0.get_mut(&replica.node).expect("copies are on known nodes");
-        node.free_list.insert(key, name.clone());
+        self.known(replica.node).free_list.insert(key, name.clone());
         key
     }
 
@@ -188,7 +212,7 @@ impl Nodes {
     }
 
     pub(super) fn digests(&self, node: NodeId) -> Vec<u64> {
-        self.get(node).map(|node| node.digests.as_slice().to_vec()).unwrap_or_default()
+        self.get(node).map(|node| node.holdings.digests.as_slice().to_vec()).unwrap_or_default()
     }
 
     pub(super) fn stats(&self) -> Vec<NodeStat> {
@@ -200,8 +224,8 @@ impl Nodes {
             addresses: node.addresses.clone(),
             tiers: node.tiers.clone(),
             labels: node.labels.clone(),
-            replicas: node.replicas,
-            bytes: node.bytes,
+            replicas: node.holdings.replicas,
+            bytes: node.holdings.bytes,
             free_list: node.free_list.len() as u64,
         };
         self.0.iter().map(stat).collect()
@@ -209,29 +233,26 @@ impl Nodes {
 
     /// Copies and bytes of all nodes.
     pub(super) fn totals(&self) -> (u64, u64) {
-        self.0.values().fold((0, 0), |(replicas, bytes), node| (replicas + node.replicas, bytes + node.bytes))
+        let holdings = self.0.values().map(|node| &node.holdings);
+        holdings.fold((0, 0), |(replicas, bytes), of| (replicas + of.replicas, bytes + of.bytes))
     }
 
     /// Asserts that the sums are those of `objects`.
     pub(super) fn validate<'a>(&self, objects: impl Iterator<Item = &'a Object>) {
         assert!(self.0.len() <= MAX_NODES);
-        let mut expected: BTreeMap<NodeId, (u64, u64, KeyDigests)> =
-            self.0.keys().map(|&node| (node, (0, 0, KeyDigests::default()))).collect();
+        let mut expected: BTreeMap<NodeId, Holdings> = self.0.keys().map(|&node| (node, Holdings::default())).collect();
         for object in objects {
             for replica in object.replicas() {
                 let node = &self.0[&replica.id.node];
                 assert!(replica.id.incarnation <= node.incarnation, "a copy of a life to come: {replica:?}");
                 let free = node.free_list.keys().find(|key| FreeKey::new(key.index, replica.id) == **key);
                 assert_eq!(free, None, "a copy that is counted and to be freed");
-                let (replicas, bytes, digests) = expected.get_mut(&replica.id.node).expect("copies are on known nodes");
-                *replicas += 1;
-                *bytes += object.length;
-                digests.toggle(object.hash(), object.version, replica.id);
+                let expected = expected.get_mut(&replica.id.node).expect("copies are on known nodes");
+                expected.gain(object, object.hash(), replica.id);
             }
         }
         for (id, node) in &self.0 {
-            let (replicas, bytes, digests) = &expected[id];
-            assert_eq!(node.sums(), (*replicas, *bytes, digests), "sums of node {id}");
+            assert_eq!(node.holdings, expected[id], "sums of node {id}");
         }
     }
 }

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use super::codec::{DecodeError, Field, Input, fields};
+use super::command::{MAX_REPLICAS, MAX_SLICES};
 use super::copies::Copies;
 use super::retired::Stamp;
-use super::{KeyBucket, command::MAX_REPLICAS, command::MAX_SLICES};
 use crate::log::LogIndex;
 use crate::node::NodeId;
 use crate::object::{DataType, Durability, KeyHash, ObjectKey, ReplicaId, TenantId, VersionId};
@@ -58,7 +58,7 @@ impl Name {
     /// The name with these bytes, as a row's key has them.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let (_, key) = bytes.split_at_checked(TENANT_BYTES).ok_or(DecodeError::Truncated)?;
-        ObjectKey::new(key)?;
+        ObjectKey::check(key)?;
         Ok(Self(bytes.into()))
     }
 }
@@ -121,6 +121,48 @@ pub(super) struct Object {
     pub(super) adopted: bool,
 }
 
+/// One of each slice; the only one of an object of one slice takes no memory of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Checksums {
+    One(u32),
+    Listed(Box<[u32]>),
+}
+
+impl Checksums {
+    fn len(&self) -> usize {
+        match self {
+            Self::One(_) => 1,
+            Self::Listed(checksums) => checksums.len(),
+        }
+    }
+}
+
+impl From<&[u32]> for Checksums {
+    fn from(checksums: &[u32]) -> Self {
+        match *checksums {
+            [checksum] => Self::One(checksum),
+            _ => Self::Listed(checksums.into()),
+        }
+    }
+}
+
+/// As a list.
+impl Field for Checksums {
+    fn write(&self, out: &mut Vec<u8>) {
+        (self.len() as u64).write(out);
+        match self {
+            Self::One(checksum) => checksum.write(out),
+            Self::Listed(checksums) => checksums.iter().for_each(|checksum| checksum.write(out)),
+        }
+    }
+    fn read(input: &mut Input<'_>) -> Result<Self, DecodeError> {
+        match input.count("list", MAX_SLICES)? {
+            1 => Field::read(input).map(Self::One),
+            count => (0..count).map(|_| Field::read(input)).collect::<Result<_, _>>().map(Self::Listed),
+        }
+    }
+}
+
 /// An object without name and copies; the rest of it, as puts and rows bring it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Description {
@@ -130,7 +172,7 @@ pub(super) struct Description {
     pub(super) slice_bytes: u32,
     pub(super) data_type: DataType,
     pub(super) group: Option<Arc<str>>,
-    pub(super) checksums: Vec<u32>,
+    pub(super) checksums: Checksums,
     pub(super) pins: u64,
     pub(super) durability: Durability,
     pub(super) copies: Copies,
@@ -169,9 +211,14 @@ impl Description {
 impl Object {
     /// `replicas` has one to [`MAX_REPLICAS`] copies on as many nodes; `description` is sound.
     pub(super) fn new(name: Name, description: Description, replicas: Vec<Replica>) -> Self {
-        let (checksum, checksums) = match description.checksums[..] {
-            [checksum] => (checksum, Box::default()),
-            _ => (0, description.checksums.into()),
+        let replicas = Replicas::of(description.version, replicas);
+        Self::with(name, description, replicas)
+    }
+
+    fn with(name: Name, description: Description, replicas: Replicas) -> Self {
+        let (checksum, checksums) = match description.checksums {
+            Checksums::One(checksum) => (checksum, Box::default()),
+            Checksums::Listed(checksums) => (0, checksums),
         };
         let more = More { checksums, group: description.group };
         let is_common = more.checksums.is_empty() && more.group.is_none();
@@ -180,7 +227,7 @@ impl Object {
             version: description.version,
             commit_index: description.commit_index,
             length: description.length,
-            replicas: Replicas::of(description.version, replicas),
+            replicas,
             more: (!is_common).then(|| Box::new(more)),
             checksum,
             slice_bytes: description.slice_bytes,
@@ -200,7 +247,7 @@ impl Object {
             slice_bytes: self.slice_bytes,
             data_type: self.data_type,
             group: self.group().cloned(),
-            checksums: self.checksums().to_vec(),
+            checksums: self.checksums().into(),
             pins: u64::from(self.pins),
             durability: self.durability,
             copies: self.copies,
@@ -219,10 +266,6 @@ impl Object {
     /// Computed when it is asked for: eight bytes less an object.
     pub(super) fn hash(&self) -> KeyHash {
         KeyHash::of(self.tenant(), self.name.key_bytes())
-    }
-
-    pub(super) fn bucket(&self) -> KeyBucket {
-        KeyBucket::of(self.hash())
     }
 
     /// Its copies, sorted by id.
@@ -289,6 +332,10 @@ impl Object {
         if !description.is_sound() || !(1..=MAX_REPLICAS as u64).contains(&count) {
             return Err(DecodeError::Value { what: "object", value: count });
         }
+        if count == 1 {
+            let replicas = Replicas::one(description.version, Replica::read(input)?);
+            return Ok(Self::with(name, description, replicas));
+        }
         let replicas = (0..count).map(|_| Replica::read(input)).collect::<Result<Vec<_>, _>>()?;
         if !replicas.is_sorted_by(|one, other| one.id.node < other.id.node) {
             return Err(DecodeError::Value { what: "order of replicas", value: count });
@@ -299,13 +346,16 @@ impl Object {
 
 impl Replicas {
     fn of(version: VersionId, mut replicas: Vec<Replica>) -> Self {
-        match replicas[..] {
-            [Replica { id, reserved, durability }] if id == own_id(version) => Self::Own { reserved, durability },
-            _ => {
-                replicas.sort_unstable_by_key(|replica| replica.id);
-                Self::Listed(replicas.into())
-            }
+        if let [replica] = replicas[..] {
+            return Self::one(version, replica);
         }
+        replicas.sort_unstable_by_key(|replica| replica.id);
+        Self::Listed(replicas.into())
+    }
+
+    fn one(version: VersionId, replica: Replica) -> Self {
+        let Replica { id, reserved, durability } = replica;
+        if id == own_id(version) { Self::Own { reserved, durability } } else { Self::Listed([replica].into()) }
     }
 }
 

@@ -112,9 +112,45 @@ fn common_length(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 
+/// Blocks of an order, made of names that come in order.
+#[derive(Default)]
+pub(super) struct OrderPart {
+    blocks: Vec<(Box<[u8]>, Block)>,
+    /// Of the block to come.
+    slots: Vec<Slot>,
+}
+
+impl OrderPart {
+    /// Puts a slot behind all others of the part.
+    pub(super) fn push<'a>(&mut self, slot: Slot, name_of: impl Fn(Slot) -> &'a [u8]) {
+        self.slots.push(slot);
+        if self.slots.len() == BLOCK {
+            self.end_block(name_of);
+        }
+    }
+
+    /// What is pushed next need not be behind what was pushed so far.
+    pub(super) fn end_block<'a>(&mut self, name_of: impl Fn(Slot) -> &'a [u8]) {
+        let (Some(&first), Some(&last)) = (self.slots.first(), self.slots.last()) else { return };
+        let bound = name_of(first);
+        let slots = std::mem::replace(&mut self.slots, Vec::with_capacity(BLOCK + 1));
+        let mut block = Block { prefix: Box::default(), heads: Vec::with_capacity(BLOCK + 1), slots };
+        block.look_behind(&bound[..common_length(bound, name_of(last))], name_of);
+        self.blocks.push((bound.into(), block));
+    }
+}
+
 impl Order {
     pub(super) fn new() -> Self {
-        Self { blocks: BTreeMap::from([(Box::default(), Block::default())]) }
+        Self::of([])
+    }
+
+    /// All blocks of the parts, of which no two cover a name.
+    pub(super) fn of(parts: impl IntoIterator<Item = OrderPart>) -> Self {
+        let mut blocks: BTreeMap<_, _> = parts.into_iter().flat_map(|part| part.blocks).collect();
+        let first = blocks.pop_first().map(|(_, block)| block).unwrap_or_default();
+        blocks.insert(Box::default(), first);
+        Self { blocks }
     }
 
     /// Puts a slot whose `name` is not there yet in its place.

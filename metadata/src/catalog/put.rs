@@ -127,7 +127,7 @@ impl Catalog {
             slice_bytes: item.slice_bytes,
             data_type: item.data_type,
             group: item.group.clone(),
-            checksums: item.checksums.clone(),
+            checksums: item.checksums[..].into(),
             pins: u64::from(kept.max(u32::from(item.pin))),
             durability: item.durability,
             copies: item.copies,

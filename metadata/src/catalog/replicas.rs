@@ -247,7 +247,7 @@ fn describe(version: VersionId, durability: Durability, facts: &ObjectFacts) -> 
         slice_bytes: facts.slice_bytes,
         data_type: facts.data_type,
         group: None,
-        checksums: facts.checksums.clone(),
+        checksums: facts.checksums[..].into(),
         pins: 0,
         durability,
         copies: Copies::ONE,

@@ -11,10 +11,13 @@
 //! A tree by name alone would cost every `locate` that search; measured figures are in `docs/src/catalog.md`.
 //! Determinism: no answer depends on the order of a hash table; [`ObjectTable::bucket`] sorts.
 
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use hashbrown::HashTable;
 
 use super::object::{Name, Object};
-use super::order::Order;
+use super::order::{Order, OrderPart};
 use super::{KEY_BUCKETS, KeyBucket};
 use crate::object::{KeyHash, TenantId};
 
@@ -46,6 +49,33 @@ impl ObjectTable {
             order: Order::new(),
             count: 0,
         }
+    }
+
+    /// All objects of the parts, of which no two have the same name.
+    pub(super) fn of(mut parts: Vec<TablePart>, threads: NonZero<usize>) -> Self {
+        let mut table = Self::new();
+        let mut blocks: Vec<_> = parts.iter_mut().flat_map(|part| std::mem::take(&mut part.blocks)).collect();
+        blocks.sort_unstable_by_key(|(number, _)| *number);
+        for (number, mut block) in blocks {
+            table.count += block.len();
+            table.vacant.extend((block.len()..BLOCK).map(|index| slot(number, index)));
+            block.resize_with(BLOCK, || None);
+            table.blocks.push(block);
+        }
+        table.order = Order::of(parts.iter_mut().map(|part| std::mem::take(&mut part.order)));
+        let share = table.buckets.len().div_ceil(threads.get()).next_multiple_of(GROUP);
+        std::thread::scope(|scope| {
+            for (number, buckets) in table.buckets.chunks_mut(share).enumerate() {
+                let parts = &parts;
+                scope.spawn(move || {
+                    let first = number * share / GROUP;
+                    for (group, buckets) in buckets.chunks_mut(GROUP).enumerate() {
+                        seat_all(buckets, parts.iter().map(|part| &part.seats[first + group][..]));
+                    }
+                });
+            }
+        });
+        table
     }
 
     pub(super) fn len(&self) -> usize {
@@ -98,23 +128,23 @@ impl ObjectTable {
         self.blocks[block][index].as_mut().expect("a slot in use")
     }
 
-    /// Adds an object whose name is not there yet.
-    pub(super) fn insert(&mut self, object: Object) -> Slot {
-        let (hash, bucket) = (object.hash(), object.bucket().index());
+    /// Adds an object whose name is not there yet; `hash` is its own.
+    pub(super) fn insert(&mut self, hash: KeyHash, object: Object) -> Slot {
         let slot = self.seat(object);
         let blocks = &self.blocks;
-        self.buckets[bucket].insert_unique(spread(hash), slot, |&slot| spread(get(blocks, slot).hash()));
+        self.buckets[KeyBucket::of(hash).index()]
+            .insert_unique(spread(hash), slot, |&slot| spread(get(blocks, slot).hash()));
         self.order.insert(slot, get(blocks, slot).name.as_bytes(), |slot| get(blocks, slot).name.as_bytes());
         self.count += 1;
         slot
     }
 
-    /// Takes an object out.
-    pub(super) fn remove(&mut self, slot: Slot) -> Object {
+    /// Takes an object out; `hash` is its own.
+    pub(super) fn remove(&mut self, slot: Slot, hash: KeyHash) -> Object {
         let blocks = &self.blocks;
         let object = get(blocks, slot);
-        self.buckets[object.bucket().index()]
-            .find_entry(spread(object.hash()), |&other| other == slot)
+        self.buckets[KeyBucket::of(hash).index()]
+            .find_entry(spread(hash), |&other| other == slot)
             .expect("every object is in its bucket")
             .remove();
         self.order.remove(object.name.as_bytes(), |slot| get(blocks, slot).name.as_bytes());
@@ -155,7 +185,7 @@ impl ObjectTable {
         let block = self.blocks.len() - 1;
         let objects = &mut self.blocks[block];
         objects.push(Some(object));
-        Slot(u32::try_from(block * BLOCK + objects.len() - 1).expect("bounded by MAX_OBJECTS"))
+        slot(block, objects.len() - 1)
     }
 
     pub(super) fn validate(&self) {
@@ -168,6 +198,69 @@ impl ObjectTable {
             assert_eq!(self.get(slot).name, object.name);
         }
     }
+}
+
+/// Objects that are to become part of a table, made by one thread of several.
+///
+/// Objects come with their names in order. Their hash tables are made at the end, each at once at its size, and [`GROUP`] at a time:
+/// objects put one by one would miss the caches with each, and move each table a dozen times.
+pub(super) struct TablePart {
+    /// With their numbers. Only the last is not full.
+    blocks: Vec<(usize, Vec<Option<Object>>)>,
+    order: OrderPart,
+    /// Where objects lie, for each group of buckets.
+    seats: [Vec<(KeyHash, Slot)>; KEY_BUCKETS / GROUP],
+}
+
+/// Buckets whose tables are made at a time: those of 10^7 objects stay within a processor's second cache.
+const GROUP: usize = 64;
+
+impl Default for TablePart {
+    fn default() -> Self {
+        Self { blocks: Vec::new(), order: OrderPart::default(), seats: std::array::from_fn(|_| Vec::new()) }
+    }
+}
+
+impl TablePart {
+    /// Adds an object, behind all others of the range in order of names. `taken` counts the blocks of all parts.
+    pub(super) fn push(&mut self, taken: &AtomicUsize, hash: KeyHash, object: Object) -> Slot {
+        if self.blocks.last().is_none_or(|(_, block)| block.len() == BLOCK) {
+            self.blocks.push((taken.fetch_add(1, Ordering::Relaxed), Vec::with_capacity(BLOCK)));
+        }
+        let (number, block) = self.blocks.last_mut().expect("just seen");
+        let slot = slot(*number, block.len());
+        block.push(Some(object));
+        self.seats[KeyBucket::of(hash).index() / GROUP].push((hash, slot));
+        self.order.push(slot, |slot| name_in(&self.blocks, slot));
+        slot
+    }
+
+    /// Names that come next need not be above those that came so far.
+    pub(super) fn end_range(&mut self) {
+        self.order.end_block(|slot| name_in(&self.blocks, slot));
+    }
+}
+
+/// The name of an object that was pushed a short while ago.
+fn name_in(blocks: &[(usize, Vec<Option<Object>>)], slot: Slot) -> &[u8] {
+    let (number, index) = place(slot);
+    let (_, block) = blocks.iter().rev().find(|(known, _)| *known == number).expect("a block of this part");
+    block[index].as_ref().expect("a slot in use").name.as_bytes()
+}
+
+/// Makes the tables of a group of buckets.
+fn seat_all<'a>(buckets: &mut [HashTable<Slot>], seats: impl Iterator<Item = &'a [(KeyHash, Slot)]> + Clone) {
+    let mut counts = [0; GROUP];
+    let index = |hash| KeyBucket::of(hash).index() % GROUP;
+    seats.clone().flatten().for_each(|&(hash, _)| counts[index(hash)] += 1);
+    buckets.iter_mut().zip(counts).for_each(|(bucket, count)| *bucket = HashTable::with_capacity(count));
+    for &(hash, slot) in seats.flatten() {
+        buckets[index(hash)].insert_unique(spread(hash), slot, |_| unreachable!("a table made for all of them grows"));
+    }
+}
+
+fn slot(block: usize, index: usize) -> Slot {
+    Slot(u32::try_from(block * BLOCK + index).expect("bounded by MAX_OBJECTS"))
 }
 
 fn place(slot: Slot) -> (usize, usize) {

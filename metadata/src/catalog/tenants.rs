@@ -16,8 +16,7 @@ pub(super) struct Tenant {
     pub(super) quota: Quota,
     /// It is hidden, and its objects go.
     pub(super) dropping: bool,
-    objects: u64,
-    bytes: u64,
+    used: Charge,
 }
 
 impl Tenant {
@@ -26,11 +25,18 @@ impl Tenant {
     }
 }
 
-/// A change of what a tenant uses.
-#[derive(Clone, Copy, Default)]
+/// What a tenant uses, or a change of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Charge {
     pub(super) objects: u64,
     pub(super) bytes: u64,
+}
+
+impl Charge {
+    pub(super) fn add(&mut self, more: Self) {
+        self.objects += more.objects;
+        self.bytes += more.bytes;
+    }
 }
 
 pub(super) struct Tenants {
@@ -71,7 +77,7 @@ impl Tenants {
     }
 
     pub(super) fn objects(&self, id: TenantId) -> u64 {
-        self.get(id).map_or(0, |tenant| tenant.objects)
+        self.get(id).map_or(0, |tenant| tenant.used.objects)
     }
 
     pub(super) fn create(&mut self, name: &str, quota: Quota) -> TenantOutcome {
@@ -108,7 +114,7 @@ impl Tenants {
 
     pub(super) fn remove(&mut self, id: TenantId) {
         if let Some(tenant) = self.by_id.remove(&id) {
-            assert_eq!((tenant.objects, tenant.bytes), (0, 0), "a tenant with objects cannot go");
+            assert_eq!(tenant.used, Charge::default(), "a tenant with objects cannot go");
             self.by_name.remove(&tenant.name);
         }
     }
@@ -119,7 +125,9 @@ impl Tenants {
     }
 
     pub(super) fn room(&self, id: TenantId) -> QuotaRoom {
-        let Some(Tenant { quota, objects, bytes, .. }) = self.get(id) else { return QuotaRoom::default() };
+        let Some(Tenant { quota, used: Charge { objects, bytes }, .. }) = self.get(id) else {
+            return QuotaRoom::default();
+        };
         let left = |quota: Option<u64>, used| quota.map_or(u64::MAX, |quota| quota.saturating_sub(used));
         QuotaRoom {
             whole: Room { objects: left(quota.objects, 0), bytes: left(quota.bytes, 0) },
@@ -134,20 +142,22 @@ impl Tenants {
             // What does not grow is allowed even above a quota that was lowered.
             more <= less || quota.is_none_or(|quota| (used - less).saturating_add(more) <= quota)
         };
-        within(tenant.bytes, less.bytes, more.bytes, tenant.quota.bytes)
-            && within(tenant.objects, less.objects, more.objects, tenant.quota.objects)
+        within(tenant.used.bytes, less.bytes, more.bytes, tenant.quota.bytes)
+            && within(tenant.used.objects, less.objects, more.objects, tenant.quota.objects)
+    }
+
+    fn used(&mut self, id: TenantId) -> &mut Charge {
+        &mut self.by_id.get_mut(&id).expect("objects have known tenants").used
     }
 
     pub(super) fn charge(&mut self, id: TenantId, charge: Charge) {
-        let tenant = self.by_id.get_mut(&id).expect("objects have known tenants");
-        tenant.objects += charge.objects;
-        tenant.bytes += charge.bytes;
+        self.used(id).add(charge);
     }
 
     pub(super) fn refund(&mut self, id: TenantId, charge: Charge) {
-        let tenant = self.by_id.get_mut(&id).expect("objects have known tenants");
-        tenant.objects -= charge.objects;
-        tenant.bytes -= charge.bytes;
+        let used = self.used(id);
+        used.objects -= charge.objects;
+        used.bytes -= charge.bytes;
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = TenantId> {
@@ -159,8 +169,8 @@ impl Tenants {
             tenant: id,
             name: tenant.name.clone(),
             quota: tenant.quota,
-            objects: tenant.objects,
-            bytes: tenant.bytes,
+            objects: tenant.used.objects,
+            bytes: tenant.used.bytes,
             dropping: tenant.dropping,
         };
         self.by_id.iter().map(stat).collect()
@@ -172,15 +182,12 @@ impl Tenants {
         assert_eq!(self.by_name.len(), self.by_id.len(), "names of tenants");
         let mut sums: BTreeMap<TenantId, Charge> = BTreeMap::new();
         for (tenant, charge) in charges {
-            let sum = sums.entry(tenant).or_default();
-            sum.objects += charge.objects;
-            sum.bytes += charge.bytes;
+            sums.entry(tenant).or_default().add(charge);
         }
         for (id, tenant) in &self.by_id {
             assert!(*id < self.next, "a number to come: {id:?}");
             assert_eq!(self.by_name.get(&tenant.name), Some(id));
-            let sum = sums.remove(id).unwrap_or_default();
-            assert_eq!((tenant.objects, tenant.bytes), (sum.objects, sum.bytes), "use of tenant {id:?}");
+            assert_eq!(tenant.used, sums.remove(id).unwrap_or_default(), "use of tenant {id:?}");
         }
         assert!(sums.is_empty(), "objects of unknown tenants");
     }

@@ -1,5 +1,6 @@
 //! One voter: its start, its threads, its end.
 
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -25,6 +26,8 @@ use crate::error::GroupError;
 /// Turns of the Raft thread that wait to be applied; their bytes are bounded by `in_flight_bytes`, a replay's by some
 /// MiB each.
 const APPLY_TURNS: usize = 16;
+/// Most threads that load an image: more than a disk feeds are of no use.
+const LOADERS: NonZero<usize> = NonZero::new(8).expect("not 0");
 
 /// The running threads of one voter. Dropping it ends the group as a shutdown does, and waits for that.
 #[must_use = "dropping the group ends it"]
@@ -86,7 +89,8 @@ impl Group {
         let log = log.failing_with(&limits.fail_writes);
         let mut log = log;
         let image = Image::open(&path.join("image"), &config)?;
-        let state: Applied<S> = image.load(config.epoch)?;
+        let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(LOADERS);
+        let state: Applied<S> = image.load(config.epoch, threads)?;
         if let Some((position, members)) = image.arrival()?
             && position == state.position
             && position.index > log.last()

@@ -17,6 +17,8 @@
 //! ([`super::snapshot`]). The log follows; if the process dies in between, the next start sees by `s` what happened.
 //! Failure: an image that cannot be written ends the group, since the log could never be compacted again.
 
+use std::num::NonZero;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +27,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rocksdb::checkpoint::Checkpoint;
-use rocksdb::{DB, Direction, IteratorMode, Options, WriteBatch, WriteOptions};
+use rocksdb::{DB, IteratorMode, Options, ReadOptions, WriteBatch, WriteOptions};
+use tidepool_metadata::catalog::Rows;
 use tidepool_metadata::{LogIndex, LogTime};
 use tokio::sync::oneshot;
 
@@ -41,6 +44,10 @@ const IDENTITY: &[u8] = b"i";
 const POSITION: &[u8] = b"p";
 const SNAPSHOT: &[u8] = b"s";
 const ROW: u8 = b'r';
+/// Size of sorted files: small, so that those who load share them out evenly.
+const FILE_BYTES: u64 = 16 << 20;
+/// What is read ahead of who reads rows.
+const READAHEAD_BYTES: usize = 2 << 20;
 
 pub(super) struct Image {
     database: DB,
@@ -49,6 +56,7 @@ pub(super) struct Image {
 fn options() -> Options {
     let mut options = database::options();
     options.set_atomic_flush(true);
+    options.set_target_file_size_base(FILE_BYTES);
     options
 }
 
@@ -133,29 +141,34 @@ impl Image {
         Ok(Some((Position { index, term }, LogTime(time))))
     }
 
-    /// The state as the image has it.
-    pub(super) fn load<S: StateMachine>(&self, epoch: ClusterEpoch) -> Result<Applied<S>, GroupError> {
+    /// The state as the image has it, read by so many threads.
+    pub(super) fn load<S: StateMachine>(
+        &self,
+        epoch: ClusterEpoch,
+        threads: NonZero<usize>,
+    ) -> Result<Applied<S>, GroupError> {
         let Some((position, time)) = self.position()? else {
             let (position, time) = (epoch.start(), LogTime::default());
             return Ok(Applied { machine: S::empty(), position, time, bytes: 0 });
         };
-        let mut failed = None;
-        let rows = self.database.iterator(IteratorMode::From(&[ROW], Direction::Forward));
-        let rows = rows.map_while(|row| match row {
-            Ok((key, value)) => key.strip_prefix(&[ROW]).map(|key| (key.to_vec(), value.into_vec())),
-            Err(source) => {
-                failed = Some(source);
-                None
-            }
-        });
-        let machine = S::load(rows);
-        match failed {
+        let rows = ImageRows { cuts: self.cuts()?, database: &self.database, failed: Mutex::new(None) };
+        let machine = S::load(&rows, threads);
+        match rows.failed.into_inner() {
             Some(source) => Err(read_error(source)),
             None => {
                 let machine = machine.map_err(|source| GroupError::Load(Box::new(source)))?;
                 Ok(Applied { machine, position, time, bytes: 0 })
             }
         }
+    }
+
+    /// Where files begin that are sorted among each other, without the first byte.
+    fn cuts(&self) -> Result<Vec<Vec<u8>>, GroupError> {
+        let files = self.database.live_files().map_err(read_error)?;
+        let sorted = files.into_iter().filter(|file| file.level > 0).filter_map(|file| file.start_key);
+        let mut cuts: Vec<_> = sorted.filter_map(|key| Some(key.strip_prefix(&[ROW])?.to_vec())).collect();
+        cuts.sort_unstable();
+        Ok(cuts)
     }
 
     fn put(&self, changes: Vec<Change>, position: Position, time: LogTime) -> Result<(), GroupError> {
@@ -181,6 +194,40 @@ impl Image {
 
     fn flush(&self) -> Result<(), GroupError> {
         self.database.flush().map_err(write_error)
+    }
+}
+
+/// The rows of an image that is not written to.
+struct ImageRows<'a> {
+    database: &'a DB,
+    cuts: Vec<Vec<u8>>,
+    failed: Mutex<Option<rocksdb::Error>>,
+}
+
+impl Rows for ImageRows<'_> {
+    fn scan(&self, range: Range<&[u8]>, mut each: impl FnMut(&[u8], &[u8]) -> bool) {
+        let mut options = ReadOptions::default();
+        options.set_readahead_size(READAHEAD_BYTES);
+        options.fill_cache(false);
+        let behind_all = [ROW + 1];
+        let from = [&[ROW], range.start].concat();
+        let to = if range.end.is_empty() { behind_all.to_vec() } else { [&[ROW], range.end].concat() };
+        options.set_iterate_upper_bound(to);
+        let mut rows = self.database.raw_iterator_opt(options);
+        rows.seek(from);
+        while let Some((key, value)) = rows.item() {
+            if !each(&key[1..], value) {
+                return;
+            }
+            rows.next();
+        }
+        if let Err(source) = rows.status() {
+            *self.failed.lock() = Some(source);
+        }
+    }
+
+    fn cuts(&self) -> Vec<Vec<u8>> {
+        self.cuts.clone()
     }
 }
 

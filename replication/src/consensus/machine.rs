@@ -1,6 +1,8 @@
 //! What a log of commands drives.
 
-use tidepool_metadata::catalog::EntryContext;
+use std::num::NonZero;
+
+use tidepool_metadata::catalog::{EntryContext, Rows};
 
 /// A row of the image that changed: its key, and its bytes or `None` if it is gone.
 pub type Change = (Vec<u8>, Option<Vec<u8>>);
@@ -20,11 +22,11 @@ pub trait StateMachine: Send + Sync + 'static {
     /// The state before the first command.
     fn empty() -> Self;
 
-    /// The state whose rows these are, in any order: equal to the one that all changes were taken from.
+    /// The state whose rows these are, read by so many threads: equal to the one that all changes were taken from.
     ///
     /// # Errors
     /// The rows are no state.
-    fn load(rows: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<Self, Self::Error>
+    fn load(rows: &impl Rows, threads: NonZero<usize>) -> Result<Self, Self::Error>
     where
         Self: Sized;
 

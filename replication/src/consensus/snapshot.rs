@@ -14,6 +14,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -212,7 +213,8 @@ fn fetch<S: StateMachine>(
     }
     File::open(&folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
     let position = Image::adopt(&folder, &shared.config, &members)?;
-    let state: Applied<S> = Image::open(&folder, &shared.config)?.load(shared.config.epoch)?;
+    // By one thread: others may need the rest of this machine.
+    let state: Applied<S> = Image::open(&folder, &shared.config)?.load(shared.config.epoch, NonZero::<usize>::MIN)?;
     tracing::info!(index = position.index, bytes = total, elapsed = ?began.elapsed(), "a snapshot is fetched");
     Ok(Some((state, members)))
 }

@@ -3,10 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZero;
 use std::path::Path;
 use std::time::Duration;
 
-use tidepool_metadata::catalog::{EntryContext, MAX_COMMAND_BYTES};
+use tidepool_metadata::catalog::{EntryContext, MAX_COMMAND_BYTES, Rows};
 use tidepool_metadata::{ErrorKind, LogIndex, LogTime, NodeId};
 
 use super::*;
@@ -44,13 +45,15 @@ impl StateMachine for Counter {
         Self::default()
     }
 
-    fn load(rows: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<Self, NoCommand> {
-        let mut machine = Self::default();
-        for (key, value) in rows {
-            let value = u64::from_le_bytes(value.try_into().map_err(|_| NoCommand)?);
-            machine.counts.insert(key, value);
-        }
-        Ok(machine)
+    fn load(rows: &impl Rows, _threads: NonZero<usize>) -> Result<Self, NoCommand> {
+        let (mut machine, mut result) = (Self::default(), Ok(()));
+        rows.scan(&[]..&[], |key, value| {
+            result = value.try_into().map(u64::from_le_bytes).map_err(|_| NoCommand).map(|value| {
+                machine.counts.insert(key.to_vec(), value);
+            });
+            result.is_ok()
+        });
+        result.map(|()| machine)
     }
 
     fn decode(bytes: &[u8]) -> Result<Vec<u8>, NoCommand> {

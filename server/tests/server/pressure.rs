@@ -91,6 +91,7 @@ async fn what_has_a_soft_pin_outlives_what_has_none_and_passes_it_on() {
     assert_eq!(refused.reason(), "BAD_SOFT_PIN");
 }
 
+/// B029: memory that is full makes room, and ends no process.
 #[tokio::test(flavor = "multi_thread")]
 async fn five_times_the_capacity_from_ten_writers_costs_old_objects_and_no_error() {
     for settings in [&["nvme.enabled=false"][..], &[]] {
@@ -119,6 +120,7 @@ async fn five_times_the_capacity_from_ten_writers_costs_old_objects_and_no_error
     }
 }
 
+/// B029: and where nothing can go, says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_for_which_nothing_can_go_is_refused_by_name_and_what_is_there_stays() {
     let server = TestServer::with(&["nvme.enabled=false"]).await;
@@ -206,7 +208,7 @@ async fn a_slow_reader_gets_its_object_whole_whatever_is_done_to_it_meanwhile() 
     }
 }
 
-/// Keys, values and an index of one block went one by one; who had seen all of them at look-up got a mix.
+/// B031: keys, values and an index of one block went one by one; who had seen all of them at look-up got a mix.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_belongs_together_is_got_in_one_batch_whole_or_with_what_is_missing_named() {
     let server = TestServer::with(&["nvme.enabled=false"]).await;

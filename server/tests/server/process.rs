@@ -31,6 +31,7 @@ async fn a_second_process_on_the_same_folder_is_refused() {
     assert!(error.to_string().contains("in use by another process"), "{error}");
 }
 
+/// B058: a port that somebody else has.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_in_use_is_named_with_what_to_do() {
     let server = TestServer::start().await;

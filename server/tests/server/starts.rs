@@ -7,6 +7,7 @@ use crate::common::TestServer;
 
 const INSTANCES: usize = 8;
 
+/// B058: each binds ports of its own, and keeps them from the start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn instances_that_start_together_serve_as_soon_as_they_have_started() {
     let node = TestServer::start().await;

@@ -66,7 +66,7 @@ fn a_type_has_a_quota_of_its_own() {
     assert_eq!(world.complete(&a), CompleteOutcome::Completed { replicas: 2 });
     assert_eq!(world.complete(&b), refused, "300 bytes");
     world.stored("of another type", 3, &[1]);
-    world.catalog = Catalog::load(world.catalog.rows()).expect("its own rows");
+    world.catalog = Catalog::load(&world.catalog.rows(), THREADS).expect("its own rows");
     assert_eq!(world.catalog.type_use(DataType::Weight), (policy, 200));
     world.forget(ForgetMode::Lost, "a", replica(1, 1));
     let c = weight(&world, "c", 4, &[1]);

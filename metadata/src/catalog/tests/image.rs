@@ -53,10 +53,32 @@ fn a_loaded_catalog_is_the_catalog_that_was_saved() {
     assert!(rows.is_sorted());
     let kinds: BTreeSet<u8> = rows.iter().map(|(key, _)| key[0]).collect();
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 8], "every kind of row occurs");
-    let mut loaded = Catalog::load(rows.clone()).expect("its own rows");
+    let mut loaded = Catalog::load(&rows, THREADS).expect("its own rows");
     loaded.validate();
     assert_eq!(loaded.rows(), rows);
     assert!(loaded.take_changes().is_empty(), "a loaded catalog has nothing to write");
+}
+
+/// More than one block of each structure, read by threads that share them out.
+#[test]
+fn any_number_of_threads_loads_the_same_catalog() {
+    let mut world = World::new(2);
+    let items: Vec<_> = (0..4000).map(|number| world.put(&format!("{:x}", number * 7919), number, &[1, 2])).collect();
+    world.apply(&Command::Complete(items));
+    let rows = world.catalog.rows();
+    for threads in [1, 2, 7] {
+        world.catalog = Catalog::load(&rows, NonZero::new(threads).expect("not 0")).expect("its own rows");
+        world.catalog.validate();
+        assert_eq!(world.catalog.rows(), rows);
+    }
+    // It goes on as any other: in the places that are left, and in tables that have to grow.
+    let first = 4000;
+    (first..first + 2000).for_each(|number| {
+        let item = world.put(&format!("{:x}", number * 7919), number, &[1]);
+        world.catalog.complete(&item);
+    });
+    world.remove("0");
+    assert_eq!(world.catalog.rows().iter().filter(|(key, _)| key[0] == 3).count(), 5999);
 }
 
 #[test]
@@ -99,32 +121,32 @@ fn a_loaded_catalog_still_refuses_what_it_forgot() {
     world.pass(Duration::from_secs(2));
     world.abandon("b", replica(1, 2));
     assert!(!world.catalog.retired.contains(replica(1, 1)));
-    world.catalog = Catalog::load(world.catalog.rows()).expect("its own rows");
+    world.catalog = Catalog::load(&world.catalog.rows(), THREADS).expect("its own rows");
     assert_eq!(world.complete(&freed), refused(Refusal::ReservationExpired));
 }
 
 #[test]
 fn a_new_catalog_and_no_rows_are_the_same() {
-    let loaded = Catalog::load(Vec::new()).expect("no rows");
+    let loaded = Catalog::load(&Vec::new(), THREADS).expect("no rows");
     assert_eq!(loaded.rows(), Catalog::new().rows());
 }
 
 #[test]
 fn rows_without_the_first_or_out_of_order_are_refused() {
     let rows = rich().catalog.rows();
-    assert_eq!(Catalog::load(rows[1..].to_vec()).err(), Some(LoadError::NoMeta));
+    assert_eq!(Catalog::load(&rows[1..].to_vec(), THREADS).err(), Some(LoadError::NoMeta));
     let mut swapped = rows.clone();
     swapped.swap(2, 3);
-    assert!(matches!(Catalog::load(swapped), Err(LoadError::Order { .. })));
-    let without_nodes = rows.into_iter().filter(|(key, _)| key[0] != 1);
-    assert!(matches!(Catalog::load(without_nodes), Err(LoadError::Inconsistent { .. })));
+    assert!(matches!(Catalog::load(&swapped, THREADS), Err(LoadError::Order { .. })));
+    let without_nodes = rows.into_iter().filter(|(key, _)| key[0] != 1).collect::<Vec<_>>();
+    assert!(matches!(Catalog::load(&without_nodes, THREADS), Err(LoadError::Inconsistent { .. })));
 }
 
 /// A first row that gives the number of the tenant that is always there to the next one.
 #[test]
 fn the_default_tenants_number_is_not_given_again() {
     let row = vec![4, 0, 10, 0, 0, 0x3f, 0, 0, 0, 0, 0];
-    assert_eq!(Catalog::load([(vec![0], row)]).err(), Some(LoadError::Inconsistent { row: vec![0] }));
+    assert_eq!(Catalog::load(&vec![(vec![0], row)], THREADS).err(), Some(LoadError::Inconsistent { row: vec![0] }));
 }
 
 #[test]
@@ -132,7 +154,7 @@ fn a_row_of_a_later_version_is_named() {
     let mut rows = rich().catalog.rows();
     rows[0].1[0] = 5;
     let source = DecodeError::Version { found: 5, known: 4 };
-    assert_eq!(Catalog::load(rows).err(), Some(LoadError::Row { row: vec![0], source }));
+    assert_eq!(Catalog::load(&rows, THREADS).err(), Some(LoadError::Row { row: vec![0], source }));
 }
 
 proptest! {
@@ -147,7 +169,7 @@ proptest! {
             let byte = byte.index(value.len());
             value[byte] ^= 1 << bit;
         }
-        let _ = Catalog::load(rows);
+        let _ = Catalog::load(&rows, THREADS);
     }
 }
 
@@ -175,7 +197,7 @@ proptest! {
             let item = CompleteItem { tenant: *tenant, key: key.clone(), ..world.put("placeholder", sequence, &[1]) };
             assert_eq!(world.complete(&item), CompleteOutcome::Completed { replicas: 1 });
         }
-        let loaded = Catalog::load(world.catalog.rows()).expect("its own rows");
+        let loaded = Catalog::load(&world.catalog.rows(), THREADS).expect("its own rows");
         for catalog in [&world.catalog, &loaded] {
             for ((tenant, key), sequence) in names.iter().zip(1..) {
                 match catalog.locate(*tenant, key) {

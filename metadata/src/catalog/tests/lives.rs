@@ -33,7 +33,7 @@ fn a_node_goes_for_good_only_without_copies_and_takes_its_free_list_along() {
     assert_eq!(world.replicas("kept"), [replica(2, 1)]);
     let late = world.put("late", 3, &[1]);
     assert_eq!(world.complete(&late), CompleteOutcome::Refused(Refusal::TooFewReplicas));
-    let loaded = Catalog::load(world.catalog.rows()).expect("an image without the node");
+    let loaded = Catalog::load(&world.catalog.rows(), THREADS).expect("an image without the node");
     assert_eq!(loaded.rows(), world.catalog.rows());
     assert_eq!(world.register(1, 2), NodeOutcome::Accepted { announce: false }, "as a new one");
 }
@@ -48,7 +48,7 @@ fn an_expelled_node_is_refused_in_every_later_life_and_after_a_restart() {
     assert_eq!(world.expel_node(1, 1), NodeOutcome::Accepted { announce: false });
     assert_eq!(world.expel_node(1, 1), NodeOutcome::Expelled);
     assert_eq!([world.register(1, 1), world.register(1, 7)], [NodeOutcome::Expelled; 2]);
-    world.catalog = Catalog::load(world.catalog.rows()).expect("an image with its name");
+    world.catalog = Catalog::load(&world.catalog.rows(), THREADS).expect("an image with its name");
     assert_eq!(world.register(1, 8), NodeOutcome::Expelled);
     assert_eq!(world.register(3, 1), NodeOutcome::Accepted { announce: false });
     let is_expelled = |node| world.catalog.query(&Query::Expelled { node: NodeId(node) });
@@ -327,7 +327,7 @@ fn a_node_that_is_to_be_emptied_is_so_when_it_is_back() {
     world.set_state(1, 1, NodeState::Draining);
     verdict(&mut world, NodeState::Absent);
     assert_eq!(state(&world), NodeState::Absent);
-    world.catalog = Catalog::load(world.catalog.rows()).expect("its own rows");
+    world.catalog = Catalog::load(&world.catalog.rows(), THREADS).expect("its own rows");
     verdict(&mut world, NodeState::Up);
     assert_eq!(state(&world), NodeState::Draining);
     verdict(&mut world, NodeState::Absent);

@@ -10,6 +10,7 @@ mod removals;
 mod requests;
 mod tasks;
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use super::*;
@@ -24,6 +25,8 @@ struct World {
 }
 
 const TENANT: TenantId = TenantId::DEFAULT;
+/// Who read an image.
+const THREADS: NonZero<usize> = NonZero::new(2).expect("not 0");
 
 impl World {
     /// With nodes 1 to `nodes`, each in its life 1.
