@@ -43,9 +43,10 @@ test-rdma: setup ## RDMA on soft-RoCE devices, in a virtual machine (fetches a k
 	scripts/test-rdma
 
 bench: setup ## Every figure beside its limit, measured in one run. BENCH=name runs one.
-	scripts/setup fio
-	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress
-	"$(TARGET)/release/tidepool-stress" bench $(BENCH)
+	scripts/setup fio iperf3
+	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress -p tidepool-transfer
+	[ "$(BENCH)" = cuts ] || "$(TARGET)/release/tidepool-stress" bench $(BENCH)
+	[ -n "$(BENCH)" -a "$(BENCH)" != cuts ] || scripts/bench-cuts
 
 drills: setup ## Failover drills on real processes, the history checked, and 10^9 reads of reused memory. DRILL=name runs one; DURATION, SEED, LOOKUPS.
 	@[ "$$(id -u)" -ne 0 ] || scripts/setup ip nft mkfs.ext4 fsfreeze

@@ -22,6 +22,17 @@ pub enum Bound {
 pub enum Value {
     /// Ratio to a limit, by interleaved pairs.
     Pairs(PairSummary),
+    /// Median of several, as another program measured them.
+    Quartiles {
+        /// The median.
+        median: f64,
+        /// A quarter are at most this.
+        lower: f64,
+        /// Three quarters are at most this.
+        upper: f64,
+        /// Its unit.
+        unit: String,
+    },
     /// A number with a unit.
     Number {
         /// The number.
@@ -95,6 +106,12 @@ impl Figure {
             (_, None) => None,
             (Value::Pairs(summary), Some(Bound::AtLeast(target))) => Some(summary.reaches(target)),
             (Value::Pairs(summary), Some(Bound::AtMost(target))) => Some(summary.median <= target),
+            (Value::Quartiles { median, lower, .. }, Some(Bound::AtLeast(target))) => {
+                Some(*median >= target && *lower >= 0.9 * target)
+            }
+            (Value::Quartiles { median, upper, .. }, Some(Bound::AtMost(target))) => {
+                Some(*median <= target && *upper <= 1.1 * target)
+            }
             (Value::Number { value, .. }, Some(Bound::AtLeast(target))) => Some(*value >= target),
             (Value::Number { value, .. }, Some(Bound::AtMost(target))) => Some(*value <= target),
         }
@@ -111,6 +128,9 @@ impl fmt::Display for Figure {
         write!(f, "  {verdict} {:<44} ", self.name)?;
         match &self.value {
             Value::Pairs(summary) => summary.fmt(f)?,
+            Value::Quartiles { median, lower, upper, unit } => {
+                write!(f, "{median:.4} [{lower:.4}, {upper:.4}] {unit}")?
+            }
             Value::Number { value, unit } => write!(f, "{value:.4} {unit}")?,
             Value::Missing { why, .. } => write!(f, "not measured: {why}")?,
         }

@@ -5,6 +5,7 @@ mod catalog;
 mod catalog_size;
 mod complete;
 mod dram;
+mod engine;
 mod failover;
 mod figure;
 mod grpc;
@@ -75,6 +76,16 @@ pub struct Bench {
 pub const BENCHES: &[Bench] = &[
     Bench { name: "allocator", about: "how full pools get and how long extents take", run: allocator::run },
     Bench { name: "dram", about: "put, copying get and verified view beside memcpy", run: dram::run },
+    Bench {
+        name: "engine",
+        about: "the transfer engine beside memcpy, bare sockets and iperf3, by tidepool-transfer-bench",
+        run: engine::run,
+    },
+    Bench {
+        name: "engine-soak",
+        about: "what the engine holds after ten million requests, beside after one",
+        run: engine::run_soak,
+    },
     Bench { name: "grpc", about: "streaming put and get beside a raw blocking socket", run: grpc::run },
     Bench {
         name: "native",

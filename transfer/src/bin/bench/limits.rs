@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use memmap2::{MmapMut, MmapOptions};
 use socket2::{Domain, SockRef, Socket, Type};
+use tidepool_transfer::Direction;
 
 use crate::Error;
 use crate::target::{Process, say};
@@ -50,16 +51,21 @@ impl Bare {
         Ok(UnixStream::connect_addr(&name(&self.process.address)?)?)
     }
 
-    /// Bytes a second of a stream towards us, in reads of 1 MiB, over as much memory as the engine's side walks over.
-    pub(crate) fn stream(&self, duration: Duration) -> Result<f64, Error> {
+    /// Bytes a second of a stream towards us or from us, 1 MiB a call, over as much memory as the engine's side walks over.
+    pub(crate) fn stream(&self, direction: Direction, duration: Duration) -> Result<f64, Error> {
         let mut stream = self.connect()?;
         let mut memory = MmapOptions::new().len(32 << 20).populate().map_anon()?;
         memory.fill(2);
-        request(&mut stream, 0, u64::MAX)?;
+        let [sent, wanted] = if direction == Direction::Read { [0, u64::MAX] } else { [u64::MAX - 16, 0] };
+        stream.write_all(&header(sent, wanted))?;
         let (started, mut bytes) = (Instant::now(), 0_u64);
         while started.elapsed() < duration {
             let at = (bytes % (32 << 20)) as usize;
-            stream.read_exact(&mut memory[at..at + (1 << 20)])?;
+            let part = &mut memory[at..at + (1 << 20)];
+            match direction {
+                Direction::Read => stream.read_exact(part)?,
+                Direction::Write => stream.write_all(part)?,
+            }
             bytes += 1 << 20;
         }
         Ok(bytes as f64 / started.elapsed().as_secs_f64())
@@ -106,19 +112,18 @@ fn name(address: &str) -> Result<SocketAddr, Error> {
     Ok(SocketAddr::from_abstract_name(format!("tidepool-bench-{port}"))?)
 }
 
-fn request(stream: &mut impl Write, sent: u64, wanted: u64) -> Result<(), Error> {
-    let mut bytes = vec![0; 16 + sent as usize];
+/// How many bytes follow, how many are wanted.
+fn header(sent: u64, wanted: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&sent.to_le_bytes());
-    bytes[8..16].copy_from_slice(&wanted.to_le_bytes());
-    stream.write_all(&bytes)?;
-    Ok(())
+    bytes[8..].copy_from_slice(&wanted.to_le_bytes());
+    bytes
 }
 
 fn ping(mut stream: impl Read + Write, sent: u64, wanted: u64, duration: Duration) -> Result<Duration, Error> {
     let mut answer = vec![0; usize::try_from(wanted)?];
     let mut bytes = vec![0; usize::try_from(sent.max(16))?];
-    bytes[..8].copy_from_slice(&(sent.max(16) - 16).to_le_bytes());
-    bytes[8..16].copy_from_slice(&wanted.to_le_bytes());
+    bytes[..16].copy_from_slice(&header(sent.max(16) - 16, wanted));
     let (started, mut count) = (Instant::now(), 0_u32);
     while started.elapsed() < duration {
         stream.write_all(&bytes)?;
@@ -159,21 +164,26 @@ pub(crate) fn serve() -> Result<(), Error> {
 
 /// One connection's life, until an error ends it. A ping's request is received at once: it is a bare ping-pong.
 fn answer(mut stream: impl Read + Write, memory: &[u8]) -> Result<(), Error> {
-    let (mut request, mut filled) = (vec![0; 4096], 0);
+    const PING: usize = 4096;
+    let (mut request, mut filled) = (vec![0; PING], 0);
+    let read = |stream: &mut dyn Read, to: &mut [u8]| match stream.read(to)? {
+        0 => Err(Error::from("it has ended")),
+        count => Ok(count),
+    };
     loop {
         while filled < 16 {
-            match stream.read(&mut request[filled..])? {
-                0 => return Ok(()),
-                count => filled += count,
-            }
+            filled += read(&mut stream, &mut request[filled..])?;
         }
         let word = |at: usize| u64::from_le_bytes(request[at..at + 8].try_into().unwrap_or_default());
-        let (sent, mut wanted) = (16 + word(0) as usize, word(8));
-        while filled < sent {
-            match stream.read(&mut request[filled..])? {
-                0 => return Ok(()),
-                count => filled += count,
-            }
+        let (mut left, mut wanted) = ((word(0) + 16).saturating_sub(filled as u64), word(8));
+        // More than a ping's is a stream: it goes over as much memory as it came from.
+        let mut target = vec![0; if left > PING as u64 { 32 << 20 } else { PING }];
+        let mut at = 0;
+        while left > 0 {
+            let length = left.min(1 << 20).min((target.len() - at) as u64) as usize;
+            let count = read(&mut stream, &mut target[at..at + length])?;
+            left -= count as u64;
+            at = (at + count) % target.len();
         }
         filled = 0;
         let mut at = 0;
@@ -186,8 +196,8 @@ fn answer(mut stream: impl Read + Write, memory: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// Bytes a second of iperf3, one stream towards us; `None` if it isn't installed.
-pub(crate) fn iperf(duration: Duration) -> Option<f64> {
+/// Bytes a second of iperf3, in so many streams; `None` if it isn't installed.
+pub(crate) fn iperf(direction: Direction, streams: usize, duration: Duration) -> Option<f64> {
     let port = TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok()?.port().to_string();
     let mut server = Command::new("iperf3")
         .args(["-s", "-1", "-B", "127.0.0.1", "-p", &port])
@@ -195,11 +205,13 @@ pub(crate) fn iperf(duration: Duration) -> Option<f64> {
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
-    let seconds = format!("{}", duration.as_secs().max(1));
+    let (seconds, streams) = (duration.as_secs().max(1).to_string(), streams.to_string());
+    let reverse: &[&str] = if direction == Direction::Read { &["-R"] } else { &[] };
     // The server needs a moment to listen; it says nothing when it does.
     let answer = (0..50).find_map(|_| {
         let client = Command::new("iperf3")
-            .args(["-c", "127.0.0.1", "-p", &port, "-R", "-w", "4M", "-l", "1M", "-f", "k", "-t", &seconds])
+            .args(["-c", "127.0.0.1", "-p", &port, "-P", &streams, "-w", "4M", "-l", "1M", "-f", "k", "-t", &seconds])
+            .args(reverse)
             .stderr(Stdio::null())
             .output()
             .ok()?;
@@ -210,9 +222,9 @@ pub(crate) fn iperf(duration: Duration) -> Option<f64> {
     });
     let _ = server.kill();
     let _ = server.wait();
-    // "[  5]   0.00-1.00   sec  5.58 GBytes  47900000 Kbits/sec                  receiver"
+    // "[SUM]   0.00-1.00   sec  5.58 GBytes  47900000 Kbits/sec                  receiver": the last is that of all streams.
     let answer = String::from_utf8(answer?).ok()?;
-    let line = answer.lines().find(|line| line.ends_with("receiver"))?;
+    let line = answer.lines().rfind(|line| line.ends_with("receiver"))?;
     let words: Vec<_> = line.split_whitespace().collect();
     let unit = words.iter().position(|word| *word == "Kbits/sec")?;
     Some(words[unit - 1].parse::<f64>().ok()? * 1000.0 / 8.0)
