@@ -23,7 +23,7 @@ const PIECE_BYTES: u64 = 4 << 20;
 const INLINE_BYTES: u64 = 64 << 10;
 
 /// A copy of so many bytes keeps one thread busy long enough that waking another pays: about a millisecond.
-const HELPER_BYTES: u64 = 16 << 20;
+const HELPER_BYTES: u64 = 8 << 20;
 /// More threads don't copy faster.
 const HELPERS_MAX: usize = 4;
 
@@ -43,7 +43,7 @@ impl ShmLink {
 }
 
 impl ShmLink {
-    /// How many other threads should help who waits with a copy: one for each 16 MiB beyond the first, at most half the
+    /// How many other threads should help who waits with a copy: one for each 8 MiB beyond the first, at most half the
     /// cores and a few, which is what it takes to fill a memory bus.
     fn helpers(&self, groups: &[Group]) -> usize {
         let bytes: u64 = groups.iter().map(|group| group.bytes).sum();
