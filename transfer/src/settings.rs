@@ -32,7 +32,7 @@ pub struct Settings {
     /// Receive and send buffers of data connections in bytes, if the system allows that many (`net.core.rmem_max`);
     /// else the system's own tuning stays. 0: always the system's. Default 4 MiB.
     pub socket_buffer_bytes: usize,
-    /// Large requests are cut into pieces of this many bytes, 4 KiB to 64 MiB. Default 1 MiB.
+    /// Large requests by TCP are cut into pieces of this many bytes, 4 KiB to 64 MiB. Default 1 MiB.
     pub piece_bytes: u64,
     /// Bytes on their way on one lane before answers are awaited, from one piece up. Default 4 MiB.
     pub window_bytes: u64,
@@ -69,6 +69,9 @@ pub struct RdmaSettings {
     pub devices: Vec<String>,
     /// How the end of transfers is noticed. Default: by events.
     pub completion: Completion,
+    /// Large requests are cut into pieces of this many bytes, 4 KiB to 64 MiB: what one device takes of them at a time, and what
+    /// is done again elsewhere when it fails. Default 64 KiB.
+    pub piece_bytes: u64,
     /// Most work requests on their way in a queue pair, 1 to 8,192, within the device's limit. Default 256.
     pub depth: u32,
     /// Most bytes of one registration, from 1 MiB up, within the device's limit: larger regions are registered in parts.
@@ -91,6 +94,7 @@ impl Default for RdmaSettings {
             enabled: true,
             devices: Vec::new(),
             completion: Completion::Event,
+            piece_bytes: 64 << 10,
             depth: 256,
             registration_bytes: 64 << 30,
         }
@@ -146,6 +150,7 @@ impl Settings {
         within("piece_bytes", self.piece_bytes, 4096, 64 << 20)?;
         within("window_bytes", self.window_bytes, self.piece_bytes, 1 << 30)?;
         within("batch_requests", self.batch_requests as u64, 1, 1 << 24)?;
+        within("rdma.piece_bytes", self.rdma.piece_bytes, 4096, 64 << 20)?;
         within("rdma.depth", u64::from(self.rdma.depth), 1, 8192)?;
         within("rdma.registration_bytes", self.rdma.registration_bytes, 1 << 20, 1 << 50)?;
         within("message_bytes", self.message_bytes as u64, 1, crate::wire::MESSAGE_MAX as u64)?;

@@ -229,7 +229,7 @@ impl Link for RdmaLink {
     }
 
     fn limits(&self) -> Limits {
-        let piece_bytes = self.shared.settings.piece_bytes;
+        let piece_bytes = self.shared.settings.rdma.piece_bytes;
         Limits { piece_bytes, group_pieces: GROUP_PIECES, group_bytes: piece_bytes }
     }
 

@@ -48,8 +48,12 @@ impl Arguments {
             Some("poll") => Completion::Poll,
             Some(other) => return Err(format!("--completion {other}?").into()),
         };
-        let rdma = RdmaSettings { devices: devices.unwrap_or_default(), completion, ..RdmaSettings::default() };
-        Ok(Settings { rdma, ..Settings::default() })
+        let usual = Settings::default();
+        let piece_bytes = self.number("piece", usual.rdma.piece_bytes)?;
+        let devices = devices.unwrap_or_default();
+        let rdma = RdmaSettings { devices, completion, piece_bytes, ..RdmaSettings::default() };
+        let piece_bytes = self.number("piece", usual.piece_bytes)?;
+        Ok(Settings { rdma, piece_bytes, window_bytes: usual.window_bytes.max(piece_bytes), ..usual })
     }
 }
 

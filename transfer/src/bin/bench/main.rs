@@ -17,7 +17,7 @@ const USAGE: &str = "\
 usage: tidepool-transfer-bench target    [--listen HOST:PORT,..] [--bytes N] [--file PATH] [--devices NAME,..]
        tidepool-transfer-bench initiator --peer HOST:PORT [--transport shm|file|rdma|tcp] [--direction read|write]
                                          [--block N] [--batch N] [--threads N] [--seconds S] [--verify]
-                                         [--devices NAME,..] [--completion event|poll]
+                                         [--devices NAME,..] [--completion event|poll] [--piece N]
        tidepool-transfer-bench pairs     [--figure NAME] [--pairs N] [--seconds S]
        tidepool-transfer-bench soak      [--requests N]
 
