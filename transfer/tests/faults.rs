@@ -382,6 +382,30 @@ fn descriptors_run_out_and_come_back() {
     });
 }
 
+/// The asked side this time: who comes is told so at once, who is connected is served on.
+#[test]
+fn a_peer_without_descriptors_refuses_and_takes_connections_again_later() {
+    let target = Target::start("127.0.0.1:0");
+    let asking = Asking::new(&target.address, Duration::from_secs(5));
+    asking.result(asking.small(), TransportKind::Tcp).expect("read");
+    let before = target.limit_descriptors(None);
+    let by_tcp = || start(Settings { same_host: false, ..Settings::default() });
+    // Who waits for connections has some in hand.
+    let mut taking = Vec::new();
+    let refused = loop {
+        let next = by_tcp();
+        match next.connect(&target.address, Instant::now() + Duration::from_secs(2)) {
+            Ok(_) => taking.push(next),
+            Err(refused) => break refused,
+        }
+        assert!(taking.len() < 8, "it is out of descriptors");
+    };
+    assert!(matches!(refused, TransferError::Peer { failure: Failure::Overloaded, .. }), "{refused:?}");
+    asking.result(asking.small(), TransportKind::Tcp).expect("read by the connection that there is");
+    target.limit_descriptors(Some(before));
+    by_tcp().connect(&target.address, soon()).expect("room again");
+}
+
 #[test]
 fn segments_of_a_closed_engine_are_refused_to_those_who_mapped_them() {
     let pair = Pair::new(4096);

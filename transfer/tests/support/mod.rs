@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit, kill_process, prlimit, waitid};
 use tidepool_transfer::{
     AccessRights, BatchOptions, Direction, Engine, Memory, PeerId, PeerMapping, RegionId, RegionTicket, RemoteSlice,
     Request, SegmentId, Settings, Slice, TransportKind,
@@ -134,6 +134,15 @@ impl Target {
         self.signal(Signal::STOP);
         let stopped = waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED);
         assert!(stopped.expect("waited").is_some_and(|status| status.stopped()));
+    }
+
+    /// Bounds the numbers of its descriptors, `None`: by the lowest that is free; gives the bound before.
+    pub(crate) fn limit_descriptors(&self, limit: Option<Rlimit>) -> Rlimit {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        let is_free = |number: &u64| std::fs::symlink_metadata(format!("{folder}/{number}")).is_err();
+        let limit = limit
+            .unwrap_or_else(|| Rlimit { current: (0..).find(is_free), maximum: getrlimit(Resource::Nofile).maximum });
+        prlimit(Some(Pid::from_child(&self.child)), Resource::Nofile, limit).expect("set")
     }
 
     pub(crate) fn kill(&mut self) {
