@@ -131,6 +131,7 @@ def _reach(endpoint: str, settings: Settings, lends: bool) -> Tuple[int, Optiona
         "tenant": tenant,
         "deadline": max(0.001, int(os.environ.get("MC_RPC_TIMEOUT_MS", "30000")) / 1000),
         "same_host": os.environ.get("TIDEPOOL_SAME_HOST", "1").strip() != "0",
+        "local_reads": os.environ.get("TIDEPOOL_LOCAL_READS", "1").strip() != "0",
     }
     until = time.monotonic() + max(attempts * _ONE_ATTEMPT_SECONDS, _PATIENCE_SECONDS)
     began = float("-inf")

@@ -71,6 +71,15 @@ def test_a_dict_may_have_texts_and_the_names_that_integrations_use(node):
     store.close()
 
 
+@pytest.mark.parametrize(("switch", "hits"), [("1", 1), ("0", 0)])
+def test_gets_without_a_call_can_be_switched_off(node, monkeypatch, switch, hits):
+    monkeypatch.setenv("TIDEPOOL_LOCAL_READS", switch)
+    store = MooncakeDistributedStore()
+    assert store.setup(setup_of(node)) == 0 and store.put(f"local/{switch}", b"v" * 4096) == 0
+    assert store.get(f"local/{switch}") == b"v" * 4096 and store._opened.local_hits == hits
+    store.close()
+
+
 def test_an_unknown_keyword_is_named(node):
     with pytest.raises(TypeError, match="colour"):
         MooncakeDistributedStore().setup(*setup_of(node).values(), colour="red")
