@@ -1,6 +1,7 @@
 //! The DRAM tier from outside: accounts, restarts, crashes, damage.
 
 use std::fs;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -326,4 +327,85 @@ fn readers_find_complete_slices_by_the_file_alone() {
     tier.close(true);
     tier.renew(Duration::from_secs(5));
     assert_eq!(look(now), None, "this life's writing has ended");
+}
+
+/// What a view in another process does first.
+fn keep(folder: &Path, slice: &SharedSlice) -> (fs::File, Vec<(u64, u64)>) {
+    let file = fs::File::open(folder.join("segment")).expect("the segment");
+    let extents: Vec<(u64, u64)> = slice.extents().collect();
+    extents.iter().for_each(|&(start, bytes)| tidepool_io::keep(&file, start..start + bytes).expect("kept"));
+    (file, extents)
+}
+
+fn read(file: &fs::File, extents: &[(u64, u64)]) -> Vec<u8> {
+    let piece = |&(start, bytes): &(u64, u64)| {
+        let mut piece = vec![0; bytes as usize];
+        file.read_exact_at(&mut piece, start).expect("inside");
+        piece
+    };
+    extents.iter().flat_map(piece).collect()
+}
+
+/// Writes over all that is free.
+fn overwrite(tier: &Arc<MemoryTier>) {
+    let mut buffers: Vec<_> = std::iter::from_fn(|| tier.reserve(4096, KEY_BYTES).ok()).collect();
+    buffers.iter_mut().for_each(|buffer| buffer.append(&[0xee; 4096]));
+    assert_eq!(tier.usage().free, 0);
+}
+
+#[test]
+fn pages_that_a_reader_keeps_are_nobodys_until_it_lets_go() {
+    let folder = TempDir::new().expect("a folder");
+    let (tier, _) = open(folder.path(), 1 << 20, 1);
+    // Scattered: between others, of which every second goes.
+    let mut small: Vec<_> = (10..).map_while(|number| put(&tier, number, 8192)).collect();
+    let mut even = true;
+    small.retain(|_| {
+        std::mem::replace(&mut even, false) || {
+            even = true;
+            false
+        }
+    });
+    let slice = put(&tier, 1, 60_000).expect("room");
+    assert!(slice.extents().count() > 1);
+    let (reader, extents) = keep(folder.path(), &slice);
+    let (second, _) = keep(folder.path(), &slice);
+    drop((slice, small));
+    let usage = tier.usage();
+    assert_eq!((usage.used, usage.kept), (15 * PAGE, 15 * PAGE));
+    assert!(!tier.free_kept());
+    overwrite(&tier);
+    assert_eq!(read(&reader, &extents), bytes_of(1, 60_000));
+    drop(reader);
+    assert!(!tier.free_kept(), "another one keeps them still");
+    let rest = put(&tier, 2, (usage.free - PAGE) as usize).expect("room");
+    assert!(tier.reserve(8 * PAGE as u32, KEY_BYTES).is_err());
+    drop(second);
+    tier.reserve(8 * PAGE as u32, KEY_BYTES).expect("who needs room looks whether it was let go");
+    drop(rest);
+    assert_empty(&tier);
+}
+
+#[test]
+fn what_readers_keep_is_known_to_the_next_life() {
+    let folder = TempDir::new().expect("a folder");
+    let (tier, _) = open(folder.path(), 1 << 20, 1);
+    let (gone, stays) = (put(&tier, 1, 30_000).expect("room"), put(&tier, 2, 50_000).expect("room"));
+    let readers = [keep(folder.path(), &gone), keep(folder.path(), &stays)];
+    drop(gone);
+    tier.close(true);
+    drop((stays, tier));
+    let (tier, recovered) = open(folder.path(), 1 << 20, 2);
+    assert_eq!((recovered.len(), tier.usage().kept), (1, 8 * PAGE));
+    overwrite(&tier);
+    drop(recovered);
+    assert_eq!(tier.usage().kept, (8 + 13) * PAGE);
+    overwrite(&tier);
+    for (number, (file, extents)) in (1..).zip(&readers) {
+        let bytes = read(file, extents);
+        assert_eq!(bytes, bytes_of(number, bytes.len()));
+    }
+    drop(readers);
+    assert!(tier.free_kept());
+    assert_empty(&tier);
 }

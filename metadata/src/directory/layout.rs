@@ -11,7 +11,7 @@ use crate::object::{KeyHash, TenantId};
 /// "TIDEDIR1", read as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"TIDEDIR1");
 /// Version of the layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 pub(super) const HEADER_WORDS: usize = 64;
 pub(super) const BUCKET_WORDS: usize = 2;
 pub(super) const SLOT_WORDS: usize = 24;
@@ -30,6 +30,7 @@ pub(super) const WORD_VALID_UNTIL: usize = 17;
 pub(super) const WORD_RETIRED: usize = 18;
 pub(super) const WORD_RECOVERING: usize = 19;
 pub(super) const WORD_SLOTS_USED: usize = 20;
+pub(super) const WORD_KEPT_PAGES: usize = 21;
 const WORD_OWNER: usize = 32;
 const OWNER_WORDS: usize = 32;
 /// Longest owner that a segment names, in bytes.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use super::entry::{
     Extent, Extents, FIXED_WORDS, PAYLOAD_FIRST, PAYLOAD_MORE, SlotState, Status, commit_index, key_words,
 };
-use super::layout::{WORD_RECOVERING, WORD_RETIRED, WORD_VALID_UNTIL};
+use super::layout::{WORD_KEPT_PAGES, WORD_RECOVERING, WORD_RETIRED, WORD_VALID_UNTIL};
 use super::writer::{COMMIT, FIXED, GENERATION, LINKS, MORE_PAYLOAD, PAYLOAD, STATUS, SlotId};
 use super::{Cell, Layout, LayoutError, high, low};
 use crate::node::{Incarnation, NodeId};
@@ -146,6 +146,12 @@ impl<'a, C: Cell> Reader<'a, C> {
     pub fn is_unchanged(&self, found: &Found) -> bool {
         C::fence(Acquire);
         self.words[self.layout.generation(found.slot)].load(Relaxed) == found.generation
+    }
+
+    /// Pages that would be free if readers did not keep them.
+    #[must_use]
+    pub fn kept_pages(&self) -> u64 {
+        self.words[WORD_KEPT_PAGES].load(Relaxed)
     }
 
     /// The newest of the chain that has this name. Only good if the bucket's sequence was the same before and after.

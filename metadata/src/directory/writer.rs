@@ -6,7 +6,7 @@ use super::entry::{
     Extent, Extents, FIXED_WORDS, Image, PAYLOAD_FIRST, PAYLOAD_MORE, SlotState, Status, commit_index, commit_word,
     most_payload_slots,
 };
-use super::layout::{WORD_RECOVERING, WORD_RETIRED, WORD_SLOTS_USED, WORD_VALID_UNTIL};
+use super::layout::{WORD_KEPT_PAGES, WORD_RECOVERING, WORD_RETIRED, WORD_SLOTS_USED, WORD_VALID_UNTIL};
 use super::{Cell, Layout, LayoutError, high, low, pack};
 use crate::node::Incarnation;
 use crate::object::ReplicaId;
@@ -236,6 +236,11 @@ impl Writer {
     /// Until when readers may use the directory, in nanoseconds of CLOCK_BOOTTIME.
     pub fn set_valid_until<C: Cell>(words: &[C], boot_nanoseconds: u64) {
         words[WORD_VALID_UNTIL].store(boot_nanoseconds, Release);
+    }
+
+    /// How many pages are nobody's, and are not given to anyone because a reader keeps them.
+    pub fn set_kept_pages<C: Cell>(words: &[C], pages: u32) {
+        words[WORD_KEPT_PAGES].store(u64::from(pages), Relaxed);
     }
 
     /// Tells readers that this file is written no more.

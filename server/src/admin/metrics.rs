@@ -88,6 +88,11 @@ impl Metrics {
             ("tidepool_misses", "Reads that found nothing on this node", self.service.store().misses()),
             ("tidepool_holds", "Objects that peers are reading in this node's DRAM themselves", holds as u64),
             ("tidepool_held_bytes", "Bytes of those: not to be reused meanwhile", held_bytes),
+            (
+                "tidepool_kept_bytes",
+                "DRAM that would be free without readers' views",
+                self.service.store().kept_bytes(),
+            ),
             ("tidepool_ready", "Whether the node knows all that it has", u64::from(info.phase == "serving")),
             ("tidepool_process_resident_bytes", "Resident memory of the process, the segment included", memory),
             (

@@ -10,6 +10,7 @@ mod available;
 mod blocking;
 #[cfg(any(test, feature = "faults"))]
 pub mod faulty;
+mod kept;
 mod memory;
 mod uring;
 
@@ -21,6 +22,7 @@ use std::sync::mpsc;
 
 pub use available::available_bytes;
 pub use blocking::BlockingEngine;
+pub use kept::{keep, kept};
 pub use memory::{Allocation, Block, BufferPool, HUGE_PAGE_BYTES, IoMemory, Landing, Outside, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 pub use uring::UringEngine;

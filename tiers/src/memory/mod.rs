@@ -2,7 +2,8 @@
 //!
 //! Ownership says it all: a [`SliceBuffer`] is exclusive and is filled; sealed it becomes an immutable [`SharedSlice`],
 //! entered in the segment's directory (`docs/src/formats/directory.md`); when the last of it is dropped the entry is
-//! retired, its generation goes up, and only then its pages can be taken again. So a [`SharedSlice`] is a hold.
+//! retired, its generation goes up, and only then its pages can be taken again, or once no reader in another process keeps them (`kept`). So a
+//! [`SharedSlice`] is a hold.
 //!
 //! It knows nothing of eviction, objects or tiers.
 //!
@@ -15,6 +16,7 @@ mod blocks;
 mod buffer;
 mod error;
 mod found;
+mod kept;
 mod recovered;
 mod segment;
 mod slice;

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ use super::arena::{Arena, Pages};
 use super::blocks::Blocks;
 use super::buffer::{SliceBuffer, stored_bytes};
 use super::error::{MemoryError, NoSpace};
+use super::kept::{KeptBlocks, kept_beside};
 use super::recovered::RecoveredSlices;
 use super::segment::{self, Segment};
 
@@ -51,8 +52,10 @@ pub struct MemoryConfig {
 pub struct Usage {
     /// All.
     pub capacity: u64,
-    /// Of sealed slices.
+    /// Of sealed slices, and what is kept.
     pub used: u64,
+    /// What readers in other processes keep of slices that are gone: free as soon as they let go of it.
+    pub kept: u64,
     /// Of slices being filled.
     pub reserved: u64,
     /// Of nobody.
@@ -74,6 +77,7 @@ pub struct MemoryTier {
 #[derive(Debug)]
 struct State {
     allocator: Allocator,
+    kept: KeptBlocks,
     writer: Writer,
     reserved_pages: u32,
     backed_slots: u32,
@@ -92,12 +96,19 @@ impl MemoryTier {
         let Segment { file, path, arena } = segment::open(config, &layout)?;
         let damaged = |source| MemoryError::Layout { path: path.clone().unwrap_or_default(), source };
         let (writer, found) = Writer::recover(arena.words(), config.incarnation).map_err(damaged)?;
-        let (allocator, blocks) =
-            Allocator::restore(data_pages, &found.extents).expect("recovered extents do not overlap");
+        // What is not taken was retired just now, before this life asks who reads it.
+        fence(Ordering::SeqCst);
+        let mut extents = found.extents;
+        let of_slices = extents.len();
+        extents.extend(kept_beside(&extents, &file, &layout));
+        let (allocator, mut blocks) =
+            Allocator::restore(data_pages, &extents).expect("recovered extents do not overlap");
+        let kept = KeptBlocks::new(blocks.split_off(of_slices));
+        Writer::set_kept_pages(arena.words(), kept.pages());
         let owner = config.owner.as_deref().map(|owner| owner.as_os_str().as_bytes());
         Layout::set_owner(arena.words(), owner.unwrap_or_default());
         let backed_slots = writer.slots_needed().max(segment::initially_backed(&layout));
-        let state = Mutex::new(State { allocator, writer, reserved_pages: 0, backed_slots });
+        let state = Mutex::new(State { allocator, kept, writer, reserved_pages: 0, backed_slots });
         let tier = Self { arena, layout, file, path, state, closed: AtomicBool::new(false) };
         let tier = Arc::new(tier);
         let recovered = RecoveredSlices::new(Arc::clone(&tier), found.slots, blocks);
@@ -114,7 +125,11 @@ impl MemoryTier {
         let pages = u32::try_from(stored_bytes(length as usize).div_ceil(PAGE_BYTES)).map_err(|_| no_space)?;
         let mut state = self.state.lock();
         let promise = state.writer.reserve(key_bytes).map_err(|_| no_space)?;
-        let Some(blocks) = state.allocator.allocate(pages) else {
+        let mut taken = state.allocator.allocate(pages);
+        if taken.is_none() && self.free_let_go(&mut state) {
+            taken = state.allocator.allocate(pages);
+        }
+        let Some(blocks) = taken else {
             state.writer.unreserve(promise);
             return Err(no_space);
         };
@@ -128,6 +143,21 @@ impl MemoryTier {
             return Err(no_space);
         }
         Ok(SliceBuffer::new(Pages::of_new_blocks(self, blocks), promise, length))
+    }
+
+    /// Gives out again what readers in other processes have let go of; whether there was any.
+    pub fn free_kept(&self) -> bool {
+        self.free_let_go(&mut self.state.lock())
+    }
+
+    fn free_let_go(&self, state: &mut State) -> bool {
+        if state.kept.pages() == 0 || self.closed.load(Ordering::Acquire) {
+            return false;
+        }
+        let State { kept, allocator, .. } = state;
+        let freed = kept.free_let_go(allocator, &self.file, &self.layout);
+        Writer::set_kept_pages(self.arena.words(), kept.pages());
+        freed
     }
 
     /// The segment's file, opened for reading only, for processes that may map it; and its length in bytes.
@@ -155,7 +185,7 @@ impl MemoryTier {
         let bytes = |pages: u32| u64::from(pages) * PAGE_BYTES as u64;
         let capacity = bytes(state.allocator.pages());
         let (free, reserved) = (bytes(state.allocator.free_pages()), bytes(state.reserved_pages));
-        Usage { capacity, used: capacity - free - reserved, reserved, free }
+        Usage { capacity, used: capacity - free - reserved, kept: bytes(state.kept.pages()), reserved, free }
     }
 
     /// Length of the largest object that fits an empty tier when it is cut into slices of `slice_bytes`, in bytes.
@@ -274,14 +304,19 @@ impl MemoryTier {
         }
     }
 
-    /// Takes a slice out of the directory, then gives its pages back.
+    /// Takes a slice out of the directory, then gives back its pages, as far as no reader keeps them.
     pub(super) fn retire(&self, slot: SlotId, blocks: Blocks) {
         let mut state = self.state.lock();
         if self.closed.load(Ordering::Acquire) {
             return;
         }
         state.writer.retire(self.arena.words(), slot);
-        blocks.iter().for_each(|&block| state.allocator.free(block));
+        let State { kept, allocator, .. } = &mut *state;
+        let before = kept.pages();
+        blocks.iter().for_each(|&block| kept.free(block, allocator, &self.file, &self.layout));
+        if kept.pages() != before {
+            Writer::set_kept_pages(self.arena.words(), kept.pages());
+        }
     }
 
     /// Gives back what a buffer had that was never sealed.

@@ -134,17 +134,29 @@ async fn make_room(inner: &Arc<Inner>, unanswered: &mut VecDeque<Asked>) {
     }
 }
 
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
+pub(super) fn share_of(capacity: u64, share: f64) -> u64 {
+    (capacity as f64 * share) as u64
+}
+
 impl Inner {
+    /// Lets the evictor go to work if more is in use than should be.
+    pub(super) fn relieve_pressure(&self) {
+        if self.excess() > 0 {
+            self.pressure.notify_one();
+        }
+    }
+
     /// Bytes of DRAM above what should be in use.
     fn excess(&self) -> u64 {
         let usage = self.memory.usage();
-        let in_use = usage.used + usage.reserved;
+        // What is kept can't be made room of: as if the tier were that much smaller.
+        let (capacity, in_use) = (usage.capacity - usage.kept, usage.used - usage.kept + usage.reserved);
         let wanted = self.wanted_bytes.load(Ordering::Acquire);
-        if wanted == 0 && in_use <= self.watermark(self.config.watermark_high) {
+        if wanted == 0 && in_use <= share_of(capacity, self.config.watermark_high) {
             return 0;
         }
-        let low = self.watermark(self.config.watermark_low);
-        let target = low.min(usage.capacity.saturating_sub(wanted));
+        let target = share_of(capacity, self.config.watermark_low).min(capacity.saturating_sub(wanted));
         in_use.saturating_sub(target)
     }
 

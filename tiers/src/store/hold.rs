@@ -116,6 +116,12 @@ impl TieredStore {
         (holds.by_id.len(), holds.bytes)
     }
 
+    /// Bytes of DRAM that would be free if views of readers on this host did not keep them.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        self.inner.memory.usage().kept
+    }
+
     /// Ends holds before their time; unknown ones have ended.
     pub fn end_holds(&self, ids: &[u64]) {
         let mut holds = self.inner.holds.lock();
@@ -134,7 +140,7 @@ impl Inner {
     }
 }
 
-/// Lets ended holds go until the store goes away.
+/// Lets ended holds go, and gives out what views have let go of, until the store goes away.
 pub(super) async fn run(store: Weak<Inner>) {
     let mut ticks = tokio::time::interval(SWEEP);
     loop {
@@ -148,5 +154,8 @@ pub(super) async fn run(store: Weak<Inner>) {
         }
         drop(holds);
         inner.held_ended(ended);
+        if inner.memory.free_kept() {
+            inner.room.notify_waiters();
+        }
     }
 }

@@ -294,7 +294,7 @@ impl TieredStore {
     #[must_use]
     pub fn room_below_watermark(&self) -> u64 {
         let usage = self.inner.memory.usage();
-        self.inner.watermark(self.inner.config.watermark_low).saturating_sub(usage.used + usage.reserved)
+        demote::share_of(usage.capacity, self.inner.config.watermark_low).saturating_sub(usage.used + usage.reserved)
     }
 
     /// Whether the replica of that version is here, in any tier.
@@ -378,18 +378,6 @@ impl Inner {
 
     fn is_memory_only(&self, data_type: DataType) -> bool {
         self.memory_only.load(Ordering::Relaxed) & 1 << data_type as u16 != 0
-    }
-
-    fn relieve_pressure(&self) {
-        let usage = self.memory.usage();
-        if usage.used + usage.reserved > self.watermark(self.config.watermark_high) {
-            self.pressure.notify_one();
-        }
-    }
-
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
-    fn watermark(&self, share: f64) -> u64 {
-        (self.memory.usage().capacity as f64 * share) as u64
     }
 }
 
