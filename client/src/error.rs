@@ -73,6 +73,14 @@ pub enum Error {
         /// The buffer's length in bytes.
         buffer: u64,
     },
+    /// No view is given: too much is viewed already.
+    #[error("no view of object {key} is given: {bound}")]
+    View {
+        /// The object.
+        key: String,
+        /// What bound is reached.
+        bound: &'static str,
+    },
     /// The source of a put failed; nothing was stored.
     #[error("read the source of a put")]
     Source(#[source] std::io::Error),
@@ -210,6 +218,7 @@ impl Error {
             | Self::Source(_)
             | Self::SourceLength { .. } => ErrorKind::Invalid,
             Self::Refused(refusal) => refusal.kind(),
+            Self::View { .. } => ErrorKind::Exhausted,
             Self::Deadline { .. } => ErrorKind::Deadline,
             Self::ChecksumMismatch { .. } | Self::LengthMismatch { .. } => ErrorKind::Corrupt,
             Self::Protocol { .. } => ErrorKind::Internal,
@@ -233,6 +242,7 @@ impl Error {
             Self::Setting { .. } => "BAD_SETTING",
             Self::Buffer { .. } => "BAD_RANGE",
             Self::NotStriped { .. } => "NOT_STRIPED",
+            Self::View { .. } => "TOO_MANY_VIEWS",
             Self::Source(_) => "SOURCE_FAILED",
             Self::Protocol { .. } => "INTERNAL",
         }

@@ -57,6 +57,7 @@ pub use call::Client;
 pub use endpoint::ServerAddress;
 pub use error::{Error, Refusal};
 pub use get::ObjectStream;
+pub use local::ObjectView;
 pub use stripes::Stripes;
 pub use tasks::{Task, TaskKind, TaskListing, TaskState};
 pub use tidepool_metadata::{DataType, ErrorKind, ObjectKey};

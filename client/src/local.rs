@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tidepool_metadata::directory::{Doubt, Found, Layout, Lookup, PAGE_BYTES, Reader, SliceName};
 use tidepool_metadata::{NodeId, SliceHeader, TenantId, checksum, proto};
-use tidepool_transfer::{Memory, map_segment};
+use tidepool_transfer::{Memory, StoreSegment, map_segment};
+
+pub use self::views::ObjectView;
 
 use crate::call::Client;
 use crate::retry::Repeatable;
@@ -42,6 +44,7 @@ pub(crate) struct LocalReads {
     tried: Mutex<Option<Instant>>,
     hits: AtomicU64,
     untold: Mutex<Untold>,
+    open: Arc<Mutex<views::Open>>,
 }
 
 #[derive(Default)]
@@ -57,7 +60,7 @@ impl LocalReads {
     /// Reads by the segment that is handed out at `socket`, whenever it is.
     pub(crate) fn new(socket: PathBuf, tenant: TenantId, node: Option<NodeId>) -> Self {
         let (segment, tried, untold) = (RwLock::default(), Mutex::default(), Mutex::default());
-        Self { socket, tenant, node, segment, tried, hits: AtomicU64::new(0), untold }
+        Self { socket, tenant, node, segment, tried, hits: AtomicU64::new(0), untold, open: Arc::default() }
     }
 
     /// How many objects were read.
@@ -96,6 +99,19 @@ impl LocalReads {
     /// Lets go of the segment, to be opened again.
     fn close(&self) {
         *self.segment.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// What was found, unless it was not or nothing can be said. Lets go of a segment that is written no more.
+    fn unless_in_doubt<T>(&self, found: Result<Option<T>, Doubt>) -> Option<T> {
+        match found {
+            Ok(found) => found,
+            // Another file is in its place, or may be: a node that starts anew with another size leaves this one behind.
+            Err(Doubt::Retired | Doubt::Expired) => {
+                self.close();
+                None
+            }
+            Err(Doubt::Recovering | Doubt::Busy) => None,
+        }
     }
 
     /// Notes a read; gives those that the node is to be told of now.
@@ -161,19 +177,16 @@ impl Client {
 
     fn read_local(&self, segment: &Segment, key: &Bytes, target: &mut impl Target) -> Option<ObjectInfo> {
         let local = self.local()?;
-        let info = match segment.read(local.tenant, key, self.writes().least_index(key), target) {
-            Ok(info) => info?,
-            // Another file is in its place, or may be: a node that starts anew with another size leaves this one behind.
-            Err(Doubt::Retired | Doubt::Expired) => {
-                local.close();
-                return None;
-            }
-            Err(Doubt::Recovering | Doubt::Busy) => return None,
-        };
+        let read = segment.read(local.tenant, key, self.writes().least_index(key), target);
+        let info = local.unless_in_doubt(read)?;
+        self.note_local_read(local, key);
+        Some(info)
+    }
+
+    fn note_local_read(&self, local: &LocalReads, key: &Bytes) {
         if let Some(keys) = local.note(key) {
             self.tell_local_reads(keys);
         }
-        Some(info)
     }
 
     /// Tells the node behind the caller's back; if it does not hear, eviction knows a little less.
@@ -197,21 +210,53 @@ impl Client {
 
 /// A mapped segment.
 struct Segment {
-    memory: Memory,
+    store: StoreSegment,
     layout: Layout,
 }
 
 impl Segment {
     fn open(socket: &std::path::Path, node: Option<NodeId>) -> std::io::Result<Self> {
-        let memory = map_segment(socket)?;
-        let layout = *Reader::new(memory.words(usize::MAX)).map_err(std::io::Error::other)?.layout();
-        if memory.len() < layout.file_bytes {
+        let store = map_segment(socket)?;
+        let layout = *Reader::new(store.memory().words(usize::MAX)).map_err(std::io::Error::other)?.layout();
+        if store.memory().len() < layout.file_bytes {
             return Err(std::io::Error::other("the segment is shorter than its layout says"));
         }
         if node.is_some_and(|node| node != layout.node) {
             return Err(std::io::Error::other("the segment is another node's"));
         }
-        Ok(Self { memory, layout })
+        Ok(Self { store, layout })
+    }
+
+    fn reader(&self) -> Reader<'_, AtomicU64> {
+        Reader::reopen(self.store.memory().words(self.layout.words()), self.layout)
+    }
+
+    fn look_up(&self, tenant: TenantId, key: &Bytes, slice_index: u32) -> Result<Option<Found>, Doubt> {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let now = now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs());
+        match self.reader().lookup(SliceName { tenant, key, slice_index }, now) {
+            Lookup::Found(found) => Ok(Some(found)),
+            Lookup::Missing => Ok(None),
+            Lookup::Unsure(doubt) => Err(doubt),
+        }
+    }
+
+    /// All slices of the object with this key of that tenant, if it was committed at `least_index` or later.
+    fn find(&self, tenant: TenantId, key: &Bytes, least_index: u64) -> Result<Option<Vec<Found>>, Doubt> {
+        let Some(first) = self.look_up(tenant, key, 0)?.filter(|first| first.commit_index >= least_index) else {
+            return Ok(None);
+        };
+        if first.slice_bytes == 0 {
+            return Ok(None);
+        }
+        let (mut slices, mut length) = (vec![first], u64::from(first.slice_length));
+        for index in 1..SliceHeader::slice_count(first.object_length, first.slice_bytes) {
+            let slice = self.look_up(tenant, key, index)?.filter(|slice| slice.version == first.version);
+            let Some(slice) = slice else { return Ok(None) };
+            length += u64::from(slice.slice_length);
+            slices.push(slice);
+        }
+        Ok((length == first.object_length).then_some(slices))
     }
 
     /// Reads the object with this key of that tenant, if it was committed at `least_index` or later; `None` if it is not
@@ -223,22 +268,19 @@ impl Segment {
         least_index: u64,
         target: &mut impl Target,
     ) -> Result<Option<ObjectInfo>, Doubt> {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let now = now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs());
-        let reader = Reader::reopen(self.memory.words(self.layout.words()), self.layout);
-        let look_up = |slice_index| match reader.lookup(SliceName { tenant, key, slice_index }, now) {
-            Lookup::Found(found) => Ok(Some(found)),
-            Lookup::Missing => Ok(None),
-            Lookup::Unsure(doubt) => Err(doubt),
+        let reader = self.reader();
+        let Some(first) = self.look_up(tenant, key, 0)?.filter(|first| first.commit_index >= least_index) else {
+            return Ok(None);
         };
-        let Some(first) = look_up(0)?.filter(|first| first.commit_index >= least_index) else { return Ok(None) };
         // What the directory says may be nonsense until the checksum holds.
         if first.slice_bytes == 0 || first.object_length > MOST_BYTES || !target.begin(first.object_length) {
             return Ok(None);
         }
         let (mut read, mut whole) = (0, 0);
         for index in 0..SliceHeader::slice_count(first.object_length, first.slice_bytes) {
-            let Some(found) = (if index == 0 { Some(first) } else { look_up(index)? }) else { return Ok(None) };
+            let Some(found) = (if index == 0 { Some(first) } else { self.look_up(tenant, key, index)? }) else {
+                return Ok(None);
+            };
             let length = u64::from(found.slice_length);
             read += length;
             if found.version != first.version || read > first.object_length {
@@ -274,7 +316,7 @@ impl Segment {
             missing -= left;
             while left > 0 {
                 let length = left.min(STEP_BYTES);
-                target.take(&self.memory, offset, length)?;
+                target.take(self.store.memory(), offset, length)?;
                 sum.update(target.last(length));
                 offset += length as u64;
                 left -= length;
@@ -330,23 +372,28 @@ impl Target for Filling<'_> {
     }
 }
 
+mod views;
+
 #[cfg(test)]
 mod reuse;
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt as _;
+
     use tidepool_metadata::directory::{Extent, Extents, SlotId, Writer};
     use tidepool_metadata::{DataType, Incarnation, ObjectKey, ReplicaId, VersionId};
-    use tidepool_transfer::PeerMapping;
-
-    use super::*;
 
     const NODE: NodeId = NodeId(7);
     const SLICE_BYTES: u32 = 4096;
 
     /// The node's side of a segment.
     pub(super) struct Node {
-        segment: Segment,
+        segment: Arc<Segment>,
+        file: File,
+        memory: Memory,
         writer: Writer,
         sequence: u64,
     }
@@ -358,17 +405,19 @@ mod tests {
 
         pub(super) fn with_pages(pages: u32) -> Self {
             let layout = Layout::new(NODE, pages, Some(64));
-            let length = usize::try_from(layout.file_bytes).expect("small");
-            let memory = Memory::shared(length, PeerMapping::ReadOnly).expect("memory");
+            let file = tempfile::tempfile_in("/dev/shm").expect("file");
+            file.set_len(layout.file_bytes).expect("room");
+            let memory = Memory::of_own_store(&file, layout.file_bytes).expect("memory");
+            let store = StoreSegment::new(file.try_clone().expect("dup"), layout.file_bytes).expect("mapped");
             layout.format(memory.words(usize::MAX));
             let (writer, _) = Writer::recover(memory.words(usize::MAX), Incarnation(1)).expect("a segment");
             Writer::set_valid_until(memory.words(usize::MAX), u64::MAX);
-            Self { segment: Segment { memory, layout }, writer, sequence: 0 }
+            Self { segment: Arc::new(Segment { store, layout }), file, memory, writer, sequence: 0 }
         }
 
         /// The reader's side of it.
-        pub(super) fn segment(&self) -> Segment {
-            Segment { memory: self.segment.memory.clone(), layout: self.segment.layout }
+        pub(super) fn segment(&self) -> Arc<Segment> {
+            Arc::clone(&self.segment)
         }
 
         /// Puts an object whose slices lie in `pages`, one each.
@@ -394,9 +443,9 @@ mod tests {
             page: u32,
             index: u32,
         ) -> SlotId {
-            let Segment { memory, layout } = &self.segment;
+            let (memory, layout) = (&self.memory, &self.segment.layout);
             let place = layout.data_offset + u64::from(page) * PAGE_BYTES as u64;
-            memory.write_at(place, bytes).expect("inside");
+            self.file.write_all_at(bytes, place).expect("written");
             let header = SliceHeader {
                 tenant: TenantId::DEFAULT,
                 key: ObjectKey::new(key).expect("legal"),
@@ -418,8 +467,12 @@ mod tests {
             slot
         }
 
+        pub(super) fn set_kept_pages(&self, pages: u32) {
+            Writer::set_kept_pages(self.memory.words(usize::MAX), pages);
+        }
+
         pub(super) fn retire(&mut self, slots: &[SlotId]) {
-            slots.iter().for_each(|&slot| self.writer.retire(self.segment.memory.words(usize::MAX), slot));
+            slots.iter().for_each(|&slot| self.writer.retire(self.memory.words(usize::MAX), slot));
         }
 
         fn read(&self, key: &str) -> Option<Vec<u8>> {
@@ -536,7 +589,7 @@ mod tests {
         let mut node = Node::new();
         node.put("k", &bytes(1, 3000), &[2]);
         let place = node.segment.layout.data_offset + 2 * PAGE_BYTES as u64;
-        node.segment.memory.write_at(place + 1500, &[0xff]).expect("inside");
+        node.file.write_all_at(&[0xff], place + 1500).expect("written");
         assert_eq!(node.read("k"), None);
     }
 

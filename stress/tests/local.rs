@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 use tidepool_client::workload::Payload;
-use tidepool_client::{Client, GetOptions, LendableMemory, Matching, PutOptions, StoredIn};
+use tidepool_client::{Client, ClientSettings, GetOptions, LendableMemory, Matching, PutOptions, StoredIn};
 use tidepool_stress::node_process::{NodeOptions, NodeProcess, Place, program_beside};
 
 struct Host {
@@ -232,4 +232,97 @@ async fn readers_get_no_wrong_byte_while_objects_are_evicted() {
     let hits: u64 = tasks.join_all().await.into_iter().sum();
     let evicted = host.node.tier("dram", "evictions").unwrap();
     assert!(hits > 1000 && evicted > 1000, "the load was real: {hits} local reads, {evicted} evictions");
+}
+
+/// Views of objects that are removed, replaced and evicted, while all that is free is filled with others'.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_stays_what_it_was_whatever_becomes_of_the_object() {
+    let host = Host::start(16 << 20);
+    let (writer, reader, options) = (host.client(), host.client(), PutOptions::default());
+    let lengths = [("one", 100_000), ("many", 1_000_003), ("replaced", 300_000)];
+    for (key, length) in lengths {
+        writer.put(key, value(7, length), &options).await.unwrap();
+        until_local(&reader, key).await;
+    }
+    let mut views = Vec::new();
+    for (key, length) in lengths {
+        let view = reader.view(key).await.unwrap().expect("it was put");
+        assert!(!view.is_copied() && view.len() == length);
+        views.push(view);
+    }
+    writer.remove("one", true).await.unwrap();
+    writer.put("replaced", value(8, 300_000), &PutOptions { upsert: true, ..options.clone() }).await.unwrap();
+    for number in 100..400 {
+        writer.put(format!("k/{number}"), value(number, 200_000), &options).await.unwrap();
+    }
+    assert!(host.node.tier("dram", "evictions").unwrap() > 100);
+    for ((key, length), view) in lengths.iter().zip(&views) {
+        assert!(view[..] == value(7, *length)[..], "{key}");
+    }
+    assert!(reader.view("one").await.unwrap().is_none());
+    until_freed(&host, |used| used > 0).await;
+    drop(views);
+    writer.remove_matching(&Matching::All, true, |_| {}).await.unwrap();
+    until_freed(&host, |used| used == 0).await;
+}
+
+async fn until_freed(host: &Host, is_so: impl Fn(u64) -> bool) {
+    let freed = async {
+        while !is_so(host.node.tier("dram", "used").unwrap()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), freed).await.expect("what nobody views is free");
+}
+
+/// A restarted node knows nothing of the views of its last life but what the system tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_outlives_its_node_and_is_kept_by_the_next() {
+    let mut host = Host::start(16 << 20);
+    let (reader, options) = (host.client(), PutOptions::default());
+    for key in ["removed", "stays"] {
+        host.client().put(key, value(7, 1_000_003), &options).await.unwrap();
+        until_local(&reader, key).await;
+    }
+    let views = [reader.view("removed").await.unwrap().unwrap(), reader.view("stays").await.unwrap().unwrap()];
+    assert!(views.iter().all(|view| !view.is_copied()));
+    host.client().remove("removed", true).await.unwrap();
+    for round in 0..2 {
+        host.node.kill().unwrap();
+        assert!(views.iter().all(|view| view[..] == value(7, 1_000_003)[..]), "while there is no node");
+        host.node = host.node.restart().unwrap();
+        let writer = host.client();
+        for number in 0..100 {
+            let key = format!("k/{round}/{number}");
+            writer.put(key, value(number, 200_000), &options).await.unwrap();
+        }
+        writer.remove_matching(&Matching::Prefix(b"k/".to_vec()), true, |_| {}).await.unwrap();
+        assert!(views.iter().all(|view| view[..] == value(7, 1_000_003)[..]), "life {round}");
+    }
+    drop(views);
+    host.client().remove_matching(&Matching::All, true, |_| {}).await.unwrap();
+    until_freed(&host, |used| used == 0).await;
+}
+
+/// Objects that a node here does not have in DRAM, and clients that read nothing by themselves.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_lie_here_is_copied_and_too_much_is_refused() {
+    let host = Host::start(16 << 20);
+    let (client, options) = (host.client(), PutOptions::default());
+    host.client().put("k", value(1, 3 << 20), &options).await.unwrap();
+    host.client().put("l", value(2, 5000), &options).await.unwrap();
+    until_local(&client, "l").await;
+    assert_eq!(client.view("k").await.unwrap_err().reason(), "TOO_MANY_VIEWS", "an eighth of 16 MiB");
+    let some = client.views(&["l", "none", "k", "l"]).await.unwrap();
+    let lengths: Vec<_> =
+        some.iter().map(|view| view.as_ref().ok().map(|view| view.as_ref().map(|view| view.len()))).collect();
+    assert_eq!(lengths, [Some(Some(5000)), Some(None), None, Some(Some(5000))]);
+    let local_reads = false;
+    let elsewhere =
+        Client::builder().endpoint(format!("unix:{}", host.node.options().data.join("tidepool.sock").display()));
+    let elsewhere = elsewhere.settings(ClientSettings { local_reads, ..ClientSettings::default() }).build().unwrap();
+    let view = elsewhere.view("k").await.unwrap().unwrap();
+    assert!(view.is_copied() && view[..] == value(1, 3 << 20)[..]);
+    let views = elsewhere.views(&["k", "none"]).await.unwrap();
+    assert!(matches!(&views[..], [Ok(Some(view)), Ok(None)] if view.is_copied() && view.len() == 3 << 20));
 }

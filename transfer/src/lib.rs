@@ -78,7 +78,7 @@ pub use rails::RailStatus;
 #[cfg(feature = "rdma")]
 pub use rdma::{NoRdma, RdmaPort, rdma_ports};
 pub use schedule::Priority;
-pub use segment::{give_segment, map_segment};
+pub use segment::{KeptBytes, PIECE_BYTES, StoreSegment, give_segment, map_segment};
 pub use settings::{Completion, RdmaSettings, Settings};
 pub use slice::{AccessRights, Direction, PeerId, RegionId, RegionKey, RemoteSlice, Request, SegmentId, Slice};
 pub use tls::Tls;
