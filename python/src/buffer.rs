@@ -37,6 +37,13 @@ pub(crate) struct RawBuffer {
     internal: *mut c_void,
 }
 
+impl RawBuffer {
+    /// It has no buffer.
+    pub(crate) fn clear_owner(&mut self) {
+        self.obj = std::ptr::null_mut();
+    }
+}
+
 const PYBUF_SIMPLE: c_int = 0;
 const PYBUF_WRITABLE: c_int = 1;
 

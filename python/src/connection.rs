@@ -25,7 +25,7 @@ use crate::failure::{Reason, of_client, of_transfer};
 use crate::gathered::Gathered;
 use crate::interpreter::detach;
 use crate::runtime::{Origin, runtime};
-use crate::view::view;
+use crate::view::{view, view_object};
 
 /// A connection to a store. See `tidepool.Store`.
 #[pyclass(module = "tidepool._native", frozen)]
@@ -213,6 +213,20 @@ impl Connection {
         caller(awaits).run(py, got, move |py, got| match answer(py, got)? {
             Some(object) => value(py, object.value, as_view),
             None => Ok(py.None()),
+        })
+    }
+
+    /// One `View`, None or exception a key: of the object where it lies, if that can be.
+    fn views<'py>(&self, py: Python<'py>, awaits: bool, keys: Vec<Key>) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client()?;
+        let got = async move { client.views(&keys).await };
+        caller(awaits).run(py, got, |py, got| {
+            let items = answer(py, got)?.into_iter().map(|got| match got {
+                Ok(Some(object)) => view_object(py, object),
+                Ok(None) => Ok(py.None()),
+                Err(error) => Ok(of_client(py, &error).into_value(py).into_any()),
+            });
+            Ok(PyList::new(py, items.collect::<PyResult<Vec<_>>>()?)?.into_any().unbind())
         })
     }
 

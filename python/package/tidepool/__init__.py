@@ -33,6 +33,7 @@ from .errors import (
 )
 from .store import Store
 from .types import DataType, Listed, ObjectStat, RemoveProgress, Replica, ServerInfo, Task
+from .views import Views
 
 # Before the interpreter goes: a thread of ours must not ask for its lock later.
 _atexit.register(_native.shut_down)
@@ -62,6 +63,7 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "View",
+    "Views",
     "__version__",
     "allocate",
 ]

@@ -8,13 +8,24 @@ __version__: str
 _Options = Tuple[bool, int, str, bool, bool, int, int, List[str], Optional[int]]
 
 class View:
-    """A value as it came, or memory of :func:`allocate`: has a writable buffer, and keeps its memory."""
+    """A value as it came, an object where it lies, or memory of :func:`allocate`: has a buffer, and keeps its memory.
+
+    The buffer of :meth:`tidepool.Store.view` is read-only, others are writable.
+    """
 
     def __len__(self) -> int: ...
     def size(self) -> int:
         """Length in bytes."""
     def ptr(self) -> int:
-        """Address of the first byte; good while this object lives."""
+        """Address of the first byte; good while this object lives and is not released."""
+    @property
+    def copied(self) -> bool:
+        """Whether the bytes are this process's own, rather than those in a node's memory."""
+    def release(self) -> None:
+        """Lets go of the bytes: now, or when the last array or memoryview over them is gone. Other uses raise ``CLOSED`` then."""
+    def __enter__(self) -> "View": ...
+    def __exit__(self, *exception: object) -> None:
+        """As :meth:`release`."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def allocate(length: int, /) -> View:
@@ -61,6 +72,7 @@ class Connection:
     def get(
         self, awaits: bool, key: Any, offset: int, length: Optional[int], fresh: bool, as_view: bool
     ) -> Any: ...
+    def views(self, awaits: bool, keys: Sequence[Any]) -> Any: ...
     def get_into(self, awaits: bool, key: Any, buffer: Any, offset: Optional[int], fresh: bool) -> Any: ...
     def get_batch(self, awaits: bool, keys: Sequence[Any], as_view: bool) -> Any: ...
     def get_batch_into(self, awaits: bool, keys: Sequence[Any], buffers: Sequence[Any], fresh: bool) -> Any: ...

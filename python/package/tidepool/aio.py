@@ -10,6 +10,7 @@ from .errors import InvalidError, TidepoolError
 from .store import _options, removed
 from .tensors import Tensor, decode, encode
 from .types import DataType, Key, Listed, ObjectStat, RemoveProgress, ServerInfo, Task
+from .views import Views, single
 
 if TYPE_CHECKING:
     from .embedded import AsyncEmbeddedStore
@@ -132,6 +133,14 @@ class AsyncStore(Connected):
     ) -> Awaitable[Optional[View]]:
         """As :meth:`get`, without the last copy."""
         return self._native.get(True, key, offset, length, fresh, True)
+
+    async def view(self, key: Key) -> Optional[View]:
+        """The object where it lies, without a copy, if it lies in memory on this host."""
+        return single(Views(await self._native.views(True, [key])))
+
+    async def views(self, keys: Sequence[Key]) -> Views:
+        """As :meth:`view` for many: a view, None or an error a key."""
+        return Views(await self._native.views(True, _arguments.one(keys)))
 
     def get_into(
         self, key: Key, buffer: Any, *, offset: Optional[int] = None, fresh: bool = False

@@ -9,6 +9,7 @@ from ._native import Connection, View
 from .errors import InvalidError, TidepoolError
 from .tensors import Tensor, decode, encode
 from .types import DataType, Key, Listed, ObjectStat, RemoveProgress, ServerInfo, Task
+from .views import Views, single
 
 if TYPE_CHECKING:
     from .embedded import EmbeddedStore
@@ -202,6 +203,20 @@ class Store(Connected):
     ) -> Optional[View]:
         """As :meth:`get`, but without the last copy: ``memoryview(view)``, ``numpy.frombuffer(view)``. Writable."""
         return self._native.get(False, key, offset, length, fresh, True)
+
+    def view(self, key: Key) -> Optional[View]:
+        """The object where it lies in the memory of the node on this host, read-only and without a copy, or a copy of it if it is not there
+        (``view.copied``); None if there is no such object. Verified once, now.
+
+        ``with view:`` or ``view.release()`` lets go of it; arrays and memoryviews over it keep it until they are gone. Meanwhile its bytes
+        stay what they are, whatever becomes of the object and of the node. Raises ``TOO_MANY_VIEWS`` when this store has 256 open, or would
+        keep more than an eighth of the node's DRAM.
+        """
+        return single(Views(self._native.views(False, [key])))
+
+    def views(self, keys: Sequence[Key]) -> Views:
+        """As :meth:`view` for many: a list that is a context manager, of a view, None or an error a key."""
+        return Views(self._native.views(False, _arguments.one(keys)))
 
     def get_into(
         self, key: Key, buffer: Any, *, offset: Optional[int] = None, fresh: bool = False
