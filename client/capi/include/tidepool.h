@@ -29,6 +29,8 @@ extern "C" {
 #define TIDEPOOL_PUT_UPSERT 1u /* replace an object that is there */
 #define TIDEPOOL_PUT_NVME 2u   /* acknowledged when a copy on disk is durable */
 #define TIDEPOOL_PUT_PIN 4u    /* no eviction */
+/* Evicted after others, for 1 to 86,400 seconds from now on. */
+#define TIDEPOOL_PUT_SOFT_PIN(seconds) ((uint32_t)(seconds) << 8)
 
 typedef struct tidepool_store tidepool_store;
 

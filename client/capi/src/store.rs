@@ -18,6 +18,10 @@ const PUT_UPSERT: u32 = 1;
 const PUT_NVME: u32 = 2;
 /// Keep it from eviction until it is removed.
 const PUT_PIN: u32 = 4;
+/// From this bit on, seconds for which it is evicted after others; 0: it is not.
+const PUT_SOFT_PIN_SHIFT: u32 = 8;
+/// A day, as the node says.
+const LONGEST_SOFT_PIN: u32 = 86_400;
 
 /// A connection to a store.
 #[expect(non_camel_case_types, reason = "its name in C")]
@@ -193,8 +197,10 @@ pub unsafe extern "C" fn tidepool_remove(
 pub(crate) fn put_options(flags: u32) -> Option<PutOptions> {
     let durability = if flags & PUT_NVME == 0 { Default::default() } else { tidepool_client::Durability::Nvme };
     let (upsert, pin) = (flags & PUT_UPSERT != 0, flags & PUT_PIN != 0);
-    let is_known = flags & !(PUT_UPSERT | PUT_NVME | PUT_PIN) == 0;
-    is_known.then(|| PutOptions { durability, upsert, pin, ..PutOptions::default() })
+    let seconds = flags >> PUT_SOFT_PIN_SHIFT;
+    let soft_pin = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let is_known = flags & 0xff & !(PUT_UPSERT | PUT_NVME | PUT_PIN) == 0 && seconds <= LONGEST_SOFT_PIN;
+    is_known.then(|| PutOptions { durability, upsert, pin, soft_pin, ..PutOptions::default() })
 }
 
 /// 1, 0, or a code.
@@ -255,4 +261,20 @@ unsafe fn text(text: *const c_char) -> Result<Option<&'static str>, std::str::Ut
     }
     // SAFETY: as the caller promised.
     unsafe { CStr::from_ptr(text) }.to_str().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_say_what_a_put_asks_for() {
+        let asked = put_options(PUT_UPSERT | 600 << PUT_SOFT_PIN_SHIFT).expect("known");
+        assert!(asked.upsert && !asked.pin && asked.soft_pin == Some(Duration::from_secs(600)));
+        assert_eq!(put_options(PUT_PIN | PUT_NVME).map(|asked| (asked.pin, asked.soft_pin)), Some((true, None)));
+        assert!(put_options(LONGEST_SOFT_PIN << PUT_SOFT_PIN_SHIFT).is_some());
+        for unknown in [8, 64, 128, (LONGEST_SOFT_PIN + 1) << PUT_SOFT_PIN_SHIFT, u32::MAX] {
+            assert!(put_options(unknown).is_none(), "{unknown:#x}");
+        }
+    }
 }

@@ -202,6 +202,8 @@ static void objects(const char *endpoint) {
     CHECK(memcmp(value, read, sizeof value) == 0);
     CHECK(tidepool_get(store, key, length, read, 10) == TIDEPOOL_INVALID);
     CHECK(strcmp(tidepool_error_reason(), "BAD_RANGE") == 0);
+    CHECK(tidepool_put(store, key, length, "", 0, TIDEPOOL_PUT_UPSERT | TIDEPOOL_PUT_SOFT_PIN(600)) == 1);
+    CHECK(tidepool_put(store, key, length, "", 0, TIDEPOOL_PUT_SOFT_PIN(86401)) == TIDEPOOL_INVALID);
     CHECK(tidepool_put(store, key, length, "", 0, TIDEPOOL_PUT_UPSERT | TIDEPOOL_PUT_PIN) == 1);
     CHECK(tidepool_get(store, key, length, NULL, 0) == 0);
     CHECK(tidepool_remove(store, key, length, 0) == TIDEPOOL_CONFLICT);
