@@ -16,6 +16,8 @@ from tidepool import _native
 
 from . import _setup
 from ._memory import Memory
+from ._rpc import ReceivedData, ReceivedTensor, RpcInterface, create_rpc_client, create_rpc_server
+from ._shared_segment import SharedSegment
 
 log = logging.getLogger("mooncake.engine")
 
@@ -43,6 +45,8 @@ class TransferOpcode(Enum):
     Read = 0
     Write = 1
 
+
+CoroRPCInterface = RpcInterface
 
 Read = TransferOpcode.Read
 Write = TransferOpcode.Write
@@ -410,125 +414,6 @@ class TransferEngine:
     def _session(self, name: str) -> str:
         found = _get_metadata(self._metadata, name) if self._metadata else None
         return found or name
-
-
-class SharedSegment:
-    """Memory shared by processes of one host: not built."""
-
-    @staticmethod
-    def supported(mmap: bool = True, host_register: bool = False) -> bool:
-        """False."""
-        return False
-
-    @staticmethod
-    def create(*_arguments: object, **_named: object) -> "tuple[SharedSegment, bytes]":
-        """Not supported."""
-        raise NotImplementedError("SharedSegment is not supported: see docs/src/compatibility.md")
-
-
-    def base_addr(self) -> int:
-        """Not supported."""
-        raise NotImplementedError
-
-    complete = device_addr = ready = size = base_addr
-
-
-class ReceivedData:
-    """Bytes that came by an ``RpcInterface``: there are none."""
-
-    data_size = 0
-    source_address = ""
-
-    def get_bytes(self) -> bytes:
-        """Nothing."""
-        return b""
-
-    def get_memory_view(self) -> memoryview:
-        """Nothing."""
-        return memoryview(b"")
-
-
-class ReceivedTensor:
-    """A tensor that came by an ``RpcInterface``: there are none."""
-
-    dtype = source_address = ""
-    shape: List[int] = []
-    total_bytes = 0
-
-    def get_data_as_bytes(self) -> bytes:
-        """Nothing."""
-        return b""
-
-    def get_data_size(self) -> int:
-        """Nothing."""
-        return 0
-
-    def get_memory_view(self) -> memoryview:
-        """Nothing."""
-        return memoryview(b"")
-
-
-class RpcInterface:
-    """Messages with tensors: not built. Every start answers False."""
-
-    def initialize(
-        self, listen_address: str = "", thread_count: int = 0, timeout_seconds: int = 30, pool_size: int = 100
-    ) -> bool:
-        """Not supported."""
-        return False
-
-    def initialize_client(self, pool_size: int = 100, timeout_seconds: int = 30) -> bool:
-        """Not supported."""
-        return False
-
-    def initialize_server(self, listen_address: str, thread_count: int = 8, timeout_seconds: int = 30) -> bool:
-        """Not supported."""
-        return False
-
-    def start_server(self) -> bool:
-        """Not supported."""
-        return False
-
-    def start_server_async(self) -> bool:
-        """Not supported."""
-        return False
-
-    def stop_server(self) -> None:
-        """Nothing to stop."""
-
-    def send_data(self, target_address: str, data: object) -> int:
-        """Not supported: -303."""
-        return _NOT_IMPLEMENTED
-
-    def send_tensor(self, target_address: str, tensor: object) -> int:
-        """Not supported: -303."""
-        return _NOT_IMPLEMENTED
-
-    def send_data_async(self, target_address: str, data: object, loop: object) -> object:
-        """Not supported."""
-        raise NotImplementedError("RpcInterface is not supported: see docs/src/compatibility.md")
-
-    def send_tensor_async(self, target_address: str, tensor: object, loop: object) -> object:
-        """Not supported."""
-        return self.send_data_async(target_address, tensor, loop)
-
-    def set_data_receive_callback(self, callback: object) -> None:
-        """Kept by nobody: nothing is received."""
-
-    set_tensor_receive_callback = set_data_receive_callback
-
-
-CoroRPCInterface = RpcInterface
-
-
-def create_rpc_client(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
-    """Not supported: an interface that does not start."""
-    return RpcInterface()
-
-
-def create_rpc_server(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
-    """Not supported: an interface that does not start."""
-    return RpcInterface()
 
 
 def _writes(opcode: TransferOpcode) -> bool:
