@@ -14,7 +14,7 @@ DURATION ?= 60s
 LOOKUPS ?= 1000000000
 SEED ?= 1
 
-.PHONY: help setup demo test test-python test-rdma wheel bench bench-reference drills large fuzz lint verify fix docs
+.PHONY: help setup demo test test-python test-rdma wheel bench bench-python bench-reference drills large fuzz lint verify fix docs
 
 help: ## What there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,9 @@ drills: setup ## Failover drills on real processes, the history checked, and 10^
 	$(ROCKSDB) && cargo build --locked --release -p tidepool-server -p tidepool-stress
 	[ "$(DRILL)" = lookups ] || "$(TARGET)/release/tidepool-stress" drill $(DRILL) --duration $(DURATION) --seed $(SEED)
 	[ -n "$(DRILL)" -a "$(DRILL)" != lookups ] || "$(TARGET)/release/tidepool-stress" lookups --lookups $(LOOKUPS)
+
+bench-python: setup ## The Python package beside the Rust client, its import, and 10 million operations.
+	$(ROCKSDB) && scripts/bench-python
 
 bench-reference: setup ## The Python modules beside Mooncake's own wheel from PyPI, in one run.
 	$(ROCKSDB) && scripts/bench-reference

@@ -2,8 +2,8 @@
 
     scripts/bench-reference [--list] [--quick] [--json] [ROW..]
 
-Both sides have their object in another process on this host. They take turns: ours, theirs, ours, theirs. A row is the
-median of the ratios of neighbours. Started by the script, which makes both environments.
+Both sides have their object in another process on this host, or in their own where the row says "in one process". They take turns: ours,
+theirs, ours, theirs. A row is the median of the ratios of neighbours. Started by the script, which makes both environments.
 """
 
 import argparse
@@ -58,6 +58,11 @@ def rows():
         for threads in (1, 4):
             name = f"exists of {batch}, {threads} thread{'s' * (threads > 1)}"
             yield Row(name, 1.5, "shm", "batch_is_exist", 64, batch, threads)
+    for name, size, batch in (("1 MiB", MIB, 0), ("4 MiB", 4 * MIB, 0), ("32 x 1 MiB", MIB, 32)):
+        batched = "batch_" if batch else ""
+        yield Row(f"get {name}, in one process", 1, "own", f"{batched}get_into", size, batch)
+        yield Row(f"put {name}, in one process", 1, "own", f"{batched}put_from", size, batch)
+    yield Row("get 4 KiB, in one process, p50", 1, "own", "get", 4 * KIB, latency=True)
     yield Row("get 4 KiB, p50", 1 / 30, "shm", "get", 4 * KIB, latency=True)
     yield Row("get 4 KiB, p50, by messages", 0.25, "messages", "get", 4 * KIB, latency=True)
     yield Row("put 4 KiB, p50, durability os", 0.5, "os", "put", 4 * KIB, latency=True)
@@ -66,6 +71,7 @@ def rows():
 
 WRITE_OF = {
     "batch_get_into": "batch_put_from",
+    "get_into": "put_from",
     "batch_is_exist": "batch_put_from",
     "get": "put",
 }
@@ -134,18 +140,20 @@ def start_load(python, setup, log, environment):
     return process
 
 
-def reference(python, folder):
-    """Its master, a process that lends a segment, and one that has none and calls."""
+def reference(python, folder, name="reference", is_lender=False):
+    """Its master, a process that lends a segment, and one that has none and calls; or one that does both."""
     where = subprocess.check_output([str(python), "-c", "import mooncake; print(mooncake.__path__[0])"], text=True)
-    port, log = free_port(), open(folder / "reference.log", "ab")
+    port, log = free_port(), open(folder / f"{name}.log", "ab")
     flags = ["--rpc_address=127.0.0.1", f"--rpc_port={port}", "--metrics_host=127.0.0.1", f"--metrics_port={free_port()}"]
     master = subprocess.Popen([f"{where.strip()}/mooncake_master", *flags, "--rpc_thread_num=4"], stdout=log, stderr=log)
     wait_for(port, master, log)
     environment = {"MC_TCP_BIND_ADDRESS": "127.0.0.1", "GLOG_minloglevel": "2"}
     arguments = ["127.0.0.1", "P2PHANDSHAKE", SEGMENT, 64 * MIB, "tcp", "", f"127.0.0.1:{port}"]
-    lender = start_load(python, {"arguments": arguments, "threads": 0}, log, environment)
-    arguments = [*arguments[:2], 0, 512 * MIB, *arguments[4:]]
-    return touched(Side(python, arguments, folder, "reference", [master, lender], environment))
+    keepers = [master]
+    if not is_lender:
+        keepers.append(start_load(python, {"arguments": arguments, "threads": 0}, log, environment))
+        arguments = [*arguments[:2], 0, 512 * MIB, *arguments[4:]]
+    return touched(Side(python, arguments, folder, name, keepers, environment))
 
 
 def touched(side):
@@ -178,8 +186,8 @@ def node(folder, name, dram, *settings):
     return process, json.loads(line)["grpc"]
 
 
-def ours(python, folder, name, keeper, address, environment):
-    arguments = ["127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", address]
+def ours(python, folder, name, keeper, address, environment, segment=0):
+    arguments = ["127.0.0.1", "P2PHANDSHAKE", segment, 0, "tcp", "", address]
     return Side(python, arguments, folder, name, [keeper], environment)
 
 
@@ -252,19 +260,28 @@ def main():
         # Its memory on a tmpfs, its log on a disk.
         (folder / "segments").symlink_to(segments)
         try:
-            keeper, address = node(folder, "node", SEGMENT)
-            sides["reference"] = reference(other, folder)
-            sides["shm"] = touched(ours(own, folder, "shm", keeper, address, {}))
-            sides["tcp"] = ours(own, folder, "tcp", keeper, address, {"TIDEPOOL_SAME_HOST": "0"})
-            sides["messages"] = ours(own, folder, "messages", keeper, address, {"TIDEPOOL_LOCAL_READS": "0"})
-            sides["os"] = ours(own, folder, "os", *node(folder, "os", 256 * MIB, "catalog.durability=os"), {})
+            apart = {row.side for row in chosen} - {"own"}
+            if apart:
+                keeper, address = node(folder, "node", SEGMENT)
+                sides["reference"] = reference(other, folder)
+                sides["shm"] = touched(ours(own, folder, "shm", keeper, address, {}))
+                sides["tcp"] = ours(own, folder, "tcp", keeper, address, {"TIDEPOOL_SAME_HOST": "0"})
+                sides["messages"] = ours(own, folder, "messages", keeper, address, {"TIDEPOOL_LOCAL_READS": "0"})
+            if "os" in apart:
+                sides["os"] = ours(own, folder, "os", *node(folder, "os", 256 * MIB, "catalog.durability=os"), {})
+            if any(row.side == "own" for row in chosen):
+                lends = {"TIDEPOOL_LEND_SEGMENT": "1"}
+                keeper, address = node(folder, "master", 256 * MIB)
+                sides["own"] = touched(ours(own, folder, "own", keeper, address, lends, SEGMENT))
+                sides["reference-own"] = reference(other, folder, "reference-own", is_lender=True)
             copied = memcpy_rate(seconds)
             line = {"name": "memcpy of 1 MiB, cold, one thread", "ours": copied}
             print(json.dumps(line) if wanted.json else f"{line['name']}: {copied / 1e9:.2f} GB/s", flush=True)
             for row in chosen:
+                beside = "reference-own" if row.side == "own" else "reference"
                 try:
                     pairs = [
-                        tuple(sides[side].measure(row, f"{row.name}/{turn}", seconds) for side in (row.side, "reference"))
+                        tuple(sides[side].measure(row, f"{row.name}/{turn}", seconds) for side in (row.side, beside))
                         for turn in range(turns)
                     ]
                 except Refused as refused:
