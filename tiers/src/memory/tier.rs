@@ -311,6 +311,8 @@ impl MemoryTier {
             return;
         }
         state.writer.retire(self.arena.words(), slot);
+        // The generation is up before locks are asked for: a reader locks, then looks at it (`kept`).
+        fence(Ordering::SeqCst);
         let State { kept, allocator, .. } = &mut *state;
         let before = kept.pages();
         blocks.iter().for_each(|&block| kept.free(block, allocator, &self.file, &self.layout));
