@@ -140,29 +140,34 @@ pub fn closeness(candidates: &[Candidate], nodes: &[NodeId]) -> [usize; 3] {
     pairs(&among(candidates, nodes))
 }
 
-/// Where one copy of an object that `nodes` have, and that one of `leaving` would give up for it, should rather be: nodes with
-/// room that are farther from the copies that are left, all as far. None: the copies are as far apart as they can be.
+/// Which of `leaving`, the first of equal ones, should give up the copy that it has of an object that `nodes` have, and the nodes
+/// with room that should rather have it: farther from the copies that are left, all as far. None: the copies are as far apart as
+/// they can be.
 #[must_use]
-pub fn farther(candidates: &[Candidate], nodes: &[NodeId], leaving: &[NodeId]) -> Vec<NodeId> {
+pub fn farther(candidates: &[Candidate], nodes: &[NodeId], leaving: &[NodeId]) -> Option<(NodeId, Vec<NodeId>)> {
     let held = among(candidates, nodes);
-    let now = pairs(&held);
-    if now == [0; 3] {
-        return Vec::new();
+    let mut best = pairs(&held);
+    if best == [0; 3] {
+        return None;
     }
+    let mut found: Option<(NodeId, Vec<NodeId>)> = None;
     let has_room = |candidate: &&Candidate| !nodes.contains(&candidate.node) && candidate.free() >= NEWCOMER;
-    let (mut best, mut targets) = (now, Vec::new());
     for target in candidates.iter().filter(has_room) {
-        let without = |left: &Candidate| -> Vec<&Candidate> {
-            held.iter().copied().filter(|copy| copy.node != left.node).chain([target]).collect()
+        let without = |left: NodeId| -> Vec<&Candidate> {
+            held.iter().copied().filter(|copy| copy.node != left).chain([target]).collect()
         };
-        let may_leave = held.iter().filter(|copy| leaving.contains(&copy.node));
-        match may_leave.map(|left| pairs(&without(left))).min() {
-            Some(closeness) if closeness < best => (best, targets) = (closeness, vec![target.node]),
-            Some(closeness) if closeness == best && best < now => targets.push(target.node),
+        let Some((closeness, left)) =
+            leaving.iter().map(|&left| (pairs(&without(left)), left)).min_by_key(|(closeness, _)| *closeness)
+        else {
+            break;
+        };
+        match &mut found {
+            _ if closeness < best => (best, found) = (closeness, Some((left, vec![target.node]))),
+            Some((leaver, targets)) if closeness == best && *leaver == left => targets.push(target.node),
             _ => {}
         }
     }
-    targets
+    found
 }
 
 /// All nodes that could take a copy of an object that `holders` have, best first: take as many as are needed from the
@@ -279,10 +284,15 @@ mod tests {
         ];
         let at = |candidates: &[Candidate], nodes: &[u32], leaving: &[u32]| -> Vec<u32> {
             let [nodes, leaving] = [nodes, leaving].map(|nodes| nodes.iter().copied().map(NodeId).collect::<Vec<_>>());
-            farther(candidates, &nodes, &leaving).into_iter().map(|node| node.0).collect()
+            let targets = farther(candidates, &nodes, &leaving).map(|(_, targets)| targets);
+            targets.into_iter().flatten().map(|node| node.0).collect()
         };
         assert_eq!(at(&candidates, &[1], &[1]), [], "alone");
         assert_eq!(at(&candidates, &[1, 2], &[1, 2]), [3], "on one host");
+        let leaver = |leaving: [u32; 2]| {
+            farther(&candidates, &[1, 2].map(NodeId), &leaving.map(NodeId)).map(|(leaver, _)| leaver.0)
+        };
+        assert_eq!((leaver([1, 2]), leaver([2, 1])), (Some(1), Some(2)), "the first of equal ones");
         assert_eq!(at(&candidates, &[1, 3], &[1, 3]), [], "in one rack, as all are");
         candidates.push(candidate(4, 0, ["west", "r1", "h1"]));
         candidates.push(candidate(5, 0, ["west", "r2", "h1"]));
@@ -412,10 +422,9 @@ mod tests {
             let mut nodes: Vec<NodeId> = candidates.iter().take(count).map(|candidate| candidate.node).collect();
             for _ in 0..100 {
                 let before = closeness(&candidates, &nodes);
-                let Some(&target) = farther(&candidates, &nodes, &nodes).first() else { return Ok(()) };
-                nodes.push(target);
-                let without = |left: &NodeId| -> Vec<NodeId> { nodes.iter().copied().filter(|node| node != left).collect() };
-                nodes = nodes.iter().map(without).min_by_key(|nodes| closeness(&candidates, nodes)).unwrap_or_default();
+                let Some((leaver, targets)) = farther(&candidates, &nodes, &nodes) else { return Ok(()) };
+                nodes.push(targets[0]);
+                nodes.retain(|&node| node != leaver);
                 proptest::prop_assert!(closeness(&candidates, &nodes) < before);
             }
             proptest::prop_assert!(false, "it goes on for ever");

@@ -12,7 +12,7 @@ use tidepool_metadata::{NodeId, VersionId};
 use super::placement::{self, Candidate};
 
 /// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing, or not by this node.
     Nothing,
@@ -20,9 +20,9 @@ pub enum Step {
     Copy(usize),
     /// This node's copy is one too many: ask the catalog, which decides, whether it may go.
     Trim,
-    /// There are as many as there are to be, and this node is to look whether they could be farther apart: a further one is made
-    /// at the better place then, and the one that is closest to others goes as one too many.
-    Spread,
+    /// There are as many as there are to be, and this node's would be farther from the others on one of these: a further one is
+    /// to be made there, and this node's is one too many then. Whose copy goes acts, so that nobody waits for another's sweep.
+    Move(Vec<NodeId>),
 }
 
 /// What `me` is to do about an object in which it holds a copy, in a cluster of which the nodes `up` take copies. With
@@ -58,11 +58,20 @@ pub fn plan(location: &ObjectLocation, me: NodeId, up: &[Candidate], is_patient:
     let missing = wanted.saturating_sub(staying + awaited);
     match responsible {
         Some(copy) if copy.replica.node == me && missing > 0 => Step::Copy(missing),
-        Some(copy)
-            if copy.replica.node == me && staying == wanted && staying == location.replicas.len() && wanted > 1 =>
-        {
-            Step::Spread
-        }
+        _ if staying == wanted && staying == location.replicas.len() && wanted > 1 => farther(location, me, up),
+        _ => Step::Nothing,
+    }
+}
+
+/// Whether, and where to, the copy of `me` is to move: it has to be the one that goes when there is one more.
+fn farther(location: &ObjectLocation, me: NodeId, up: &[Candidate]) -> Step {
+    let nodes: Vec<NodeId> = location.replicas.iter().map(|copy| copy.replica.node).collect();
+    let least = location.replicas.iter().map(|copy| copy.durability).min();
+    let leaving = location.replicas.iter().filter(|copy| Some(copy.durability) == least);
+    let mut leaving: Vec<NodeId> = leaving.map(|copy| copy.replica.node).collect();
+    leaving.sort_by_key(|&node| Reverse(rank(location, node)));
+    match placement::farther(up, &nodes, &leaving) {
+        Some((leaver, targets)) if leaver == me => Step::Move(targets),
         _ => Step::Nothing,
     }
 }
@@ -112,14 +121,14 @@ mod tests {
     fn plans_among(object: &ObjectLocation, up: &[Candidate], is_patient: bool) -> Vec<(u32, Step)> {
         let nodes = object.replicas.iter().map(|copy| copy.replica.node);
         let steps = nodes.map(|node| (node.0, plan(object, node, up, is_patient)));
-        steps.filter(|(_, step)| !matches!(step, Step::Nothing | Step::Spread)).collect()
+        steps.filter(|(_, step)| *step != Step::Nothing).collect()
     }
 
     /// What is to be done, by the only node that does something.
     fn only(object: &ObjectLocation, up: usize, is_patient: bool) -> Step {
-        match plans(object, up, is_patient)[..] {
-            [(_, step)] => step,
-            ref plans => panic!("{plans:?}"),
+        match &plans(object, up, is_patient)[..] {
+            [(_, step)] => step.clone(),
+            plans => panic!("{plans:?}"),
         }
     }
 
@@ -176,31 +185,37 @@ mod tests {
         }
     }
 
+    /// Or the further copy would stay until the other holder happens to look, or go again.
     #[test]
-    fn one_holder_looks_whether_copies_could_be_farther_apart() {
-        let object = object(2, &[(1, UP, true), (2, UP, true)]);
-        let looks = |object: &ObjectLocation| {
-            (1..4).filter(|&node| plan(object, NodeId(node), &nodes(3), true) == Step::Spread).count()
-        };
-        assert_eq!(looks(&object), 1);
-        assert_eq!(looks(&located(Copies::ONE, &[(1, UP, true)])), 0, "alone");
-        assert_eq!(
-            looks(&located(object.copies, &[(1, UP, true), (2, UP, true), (3, ABSENT, true)])),
-            0,
-            "one is away"
-        );
+    fn whose_copy_moves_apart_is_whose_goes_then() {
+        let up = [in_rack(1, "a"), in_rack(2, "a"), in_rack(3, "b"), in_rack(4, "b")];
+        let mut moved = [0; 3];
+        for sequence in 0..100 {
+            let close = |copies: &[(u32, NodeState, bool)]| {
+                let mut object = object(2, copies);
+                object.version.sequence = sequence;
+                object
+            };
+            let both = close(&[(1, UP, true), (2, UP, true)]);
+            let [(moves, Step::Move(targets))] = &plans_among(&both, &up, false)[..] else { panic!("one moves") };
+            assert_eq!(targets[..], [NodeId(3), NodeId(4)]);
+            moved[*moves as usize] += 1;
+            for target in [3, 4] {
+                let three = close(&[(1, UP, true), (2, UP, true), (target, UP, true)]);
+                assert_eq!(plans_among(&three, &up, false), [(*moves, Step::Trim)]);
+            }
+        }
+        assert!(moved[1].min(moved[2]) > 25, "each in turn: {moved:?}");
     }
 
-    /// Or the copy that was made at a better place would go again.
     #[test]
-    fn of_too_many_the_one_that_is_close_to_another_goes() {
+    fn copies_stay_where_they_are_while_one_is_away_alone_or_as_far_apart_as_can_be() {
         let up = [in_rack(1, "a"), in_rack(2, "a"), in_rack(3, "b")];
-        for sequence in 0..50 {
-            let mut object = object(2, &[(1, UP, true), (2, UP, true), (3, UP, true)]);
-            object.version.sequence = sequence;
-            let [(trims, Step::Trim)] = plans_among(&object, &up, false)[..] else { panic!("one trims") };
-            assert_ne!(trims, 3);
-        }
+        let moves = |copies: &[(u32, NodeState, bool)]| plans_among(&object(2, copies), &up, true);
+        assert_eq!(moves(&[(1, UP, true), (2, UP, true)]).len(), 1);
+        assert_eq!(moves(&[(1, UP, true), (3, UP, true)]), []);
+        assert_eq!(moves(&[(1, UP, true), (2, UP, true), (3, ABSENT, true)]), []);
+        assert_eq!(plans_among(&object(1, &[(1, UP, true)]), &up, true), []);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! nodes pull copies from here, and lets go of its own where there are too many. Copies on a node that has been away for less
 //! than the grace period are waited for, but those of objects that are being read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -146,7 +146,7 @@ struct Sweep<'a> {
 struct Making {
     pull: Pull,
     /// Who may pull one and was not asked yet, best first.
-    order: std::vec::IntoIter<NodeId>,
+    order: VecDeque<NodeId>,
     missing: usize,
 }
 
@@ -164,7 +164,7 @@ fn messages(makings: &mut [Making], most_bytes: u64) -> Vec<Message> {
     let mut messages = Vec::new();
     let mut open: HashMap<NodeId, Message> = HashMap::new();
     for (place, making) in makings.iter_mut().enumerate() {
-        for node in making.order.by_ref().take(making.missing) {
+        for node in making.order.drain(..making.missing.min(making.order.len())) {
             let message = open.entry(node).or_insert_with(|| Message { node, places: Vec::new(), bytes: 0 });
             message.places.push(place);
             message.bytes += making.pull.length;
@@ -283,7 +283,13 @@ impl Sweep<'_> {
             let is_patient = !is_read && away.all(|node| self.awaited.contains(&node));
             match plan(&location, self.service.inner.node, candidates, is_patient) {
                 Step::Nothing => {}
-                Step::Spread => makings.extend(self.spread(&name, &location, candidates)),
+                // Who wants copies near has them near.
+                Step::Move(_) if self.service.inner.placement == Policy::LocalFirst => {}
+                Step::Move(targets) => {
+                    let mut making = self.making(&name, &location, candidates, 1);
+                    making.order.retain(|node| targets.contains(node));
+                    makings.push(making);
+                }
                 Step::Copy(count) => makings.push(self.making(&name, &location, candidates, count)),
                 Step::Trim if !self.is_draining && self.service.inner.hot.keeps(&name, &location, candidates.len()) => {
                 }
@@ -296,25 +302,6 @@ impl Sweep<'_> {
         Ok(is_quiet)
     }
 
-    /// A further copy at a place that is farther from the others than one of them is, if there is one; that one goes by a later
-    /// sweep.
-    fn spread(&self, name: &ReplicaName, location: &ObjectLocation, candidates: &[Candidate]) -> Option<Making> {
-        if self.service.inner.placement == Policy::LocalFirst {
-            return None;
-        }
-        let least = location.replicas.iter().map(|copy| copy.durability).min();
-        let leaving = location.replicas.iter().filter(|copy| Some(copy.durability) == least);
-        let leaving: Vec<NodeId> = leaving.map(|copy| copy.replica.node).collect();
-        let targets = placement::farther(candidates, &holders(location), &leaving);
-        if targets.is_empty() {
-            return None;
-        }
-        let mut making = self.making(name, location, candidates, 1);
-        let order: Vec<NodeId> = making.order.filter(|node| targets.contains(node)).collect();
-        making.order = order.into_iter();
-        Some(making)
-    }
-
     fn making(
         &self,
         name: &ReplicaName,
@@ -323,7 +310,7 @@ impl Sweep<'_> {
         missing: usize,
     ) -> Making {
         let numbers = placement::numbers(KeyHash::of(name.tenant, name.key.as_bytes()).0);
-        let order = placement::order(candidates, &holders(location), self.service.inner.placement, numbers).into_iter();
+        let order = placement::order(candidates, &holders(location), self.service.inner.placement, numbers).into();
         Making { pull: pull_of(name, location, self.service.inner.node), order, missing }
     }
 
