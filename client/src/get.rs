@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::call::{Attempt, Client, key_bytes, shown};
 use crate::error::Error;
-use crate::native::{Filling, Got, Link, blocking, may_block};
+use crate::native::{Filling, Got, Link, Steps, blocking, may_block};
 use crate::retry::Repeatable;
 use crate::types::{GetOptions, Object, ObjectInfo};
 use crate::wire::{ChunkStream, MessageBody};
@@ -142,6 +142,49 @@ impl Client {
     ) -> Result<Option<ObjectInfo>, Error> {
         let options = GetOptions { offset, length: Some(buffer.len() as u64), ..GetOptions::default() };
         self.get_into_with(key, options, buffer).await
+    }
+
+    /// Gives what `options` say of the object step by step, as it comes, for who copies it on: `take` is told where in it a step
+    /// begins, which is behind the last one, or at 0 again where it had to be asked for anew. What was given counts once this
+    /// answers: it is verified at the end. `None`: there is no such object. Memory of nodes on this host is not read.
+    ///
+    /// # Errors
+    /// As [`Client::get_range`]; [`Error::Buffer`] if it is longer than `room`.
+    pub async fn get_steps(
+        &self,
+        key: impl AsRef<[u8]>,
+        options: GetOptions,
+        room: u64,
+        take: &mut (dyn FnMut(u64, &[u8]) + Send),
+    ) -> Result<Option<ObjectInfo>, Error> {
+        let message = proto::GetRequest { may_refer: false, ..self.get_message(key_bytes(key)?, options) };
+        let deadline = Instant::now() + self.settings().deadline;
+        let mut repetition = self.begin_part("get", Repeatable::Always, deadline);
+        loop {
+            let attempt = self.attempt(deadline);
+            let link = if may_block() { self.link_of(&attempt).await } else { None };
+            let answer = if let Some(link) = link {
+                let mut steps = Steps::new(room, take);
+                let got = tokio::task::block_in_place(|| link.get(&message, &mut steps, deadline.into_std()));
+                self.note_answer(&attempt, &link, got).and_then(|got| match got {
+                    Got::Whole(info) => Ok(info),
+                    Got::Elsewhere(_) => Err(referred_again()),
+                })
+            } else {
+                let answer = async {
+                    let Some(mut stream) = self.open(attempt, message.clone(), false).await? else {
+                        return Ok(None);
+                    };
+                    stream.give(room, take).await?;
+                    Ok(Some(stream.info))
+                };
+                repetition.within_deadline(answer).await
+            };
+            match answer {
+                Ok(info) => return Ok(info),
+                Err(error) => repetition.pause_after(error).await?,
+            }
+        }
     }
 
     /// Opens the object for reading piece by piece; `None` if there is no such object. The deadline holds for each
@@ -383,14 +426,19 @@ impl ObjectStream {
     }
 
     async fn read_into(&mut self, buffer: &mut [u8]) -> Result<(), Error> {
-        if self.length > buffer.len() as u64 {
-            let buffer = buffer.len() as u64;
-            return Err(Error::Buffer { key: shown(&self.key), length: self.length, buffer });
+        let room = buffer.len() as u64;
+        let mut copy = |at: u64, data: &[u8]| buffer[at as usize..][..data.len()].copy_from_slice(data);
+        self.give(room, &mut copy).await
+    }
+
+    async fn give(&mut self, room: u64, take: &mut (dyn FnMut(u64, &[u8]) + Send)) -> Result<(), Error> {
+        if self.length > room {
+            return Err(Error::Buffer { key: shown(&self.key), length: self.length, buffer: room });
         }
         let mut at = 0;
         while let Some(data) = self.next().await? {
-            buffer[at..at + data.len()].copy_from_slice(&data);
-            at += data.len();
+            take(at, &data);
+            at += data.len() as u64;
         }
         Ok(())
     }

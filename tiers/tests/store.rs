@@ -107,6 +107,27 @@ async fn what_of_an_object_is_there_can_be_read_before_it_is_sealed() {
     assert!(read == bytes);
 }
 
+/// As where what came first was not whole, and is asked for anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_begin_anew_leave_nothing_of_the_first_ones() {
+    let node = TestNode::new(64 * MIB, None).await;
+    let length = 9 * MIB as usize + 77;
+    let value: Vec<u8> = (0..length).map(|at| (at * 7 % 251) as u8).collect();
+    for come in [1, 64 << 10, (64 << 10) + 1, 5 * MIB as usize, length] {
+        let mut buffer = node.store.reserve(length as u64, 10).await.unwrap();
+        buffer.write_at(0, &vec![9; come]).unwrap();
+        let elsewhere = buffer.write_at(come as u64 - 1 + u64::from(come == 1) * 2, b"x").unwrap_err();
+        assert!(matches!(elsewhere, StoreError::LengthMismatch { .. }));
+        for (number, step) in value.chunks(64 << 10).enumerate() {
+            buffer.write_at(number as u64 * (64 << 10), step).unwrap();
+        }
+        let sealed = buffer.seal(node.identity(come as u64), Some(crc32fast::hash(&value))).unwrap();
+        let name = &sealed.name;
+        assert!(node.store.free(name.tenant, &name.key, name.replica));
+    }
+    node.assert_empty();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_shorter_or_longer_than_announced_store_nothing() {
     let node = TestNode::new(16 * MIB, None).await;

@@ -8,18 +8,16 @@ use crc32fast::Hasher;
 use prost::Message;
 use tidepool_metadata::envelope::{self, ANSWER_BYTES, LEAST_HELD_BYTES, MOST_VALUE_BYTES};
 use tidepool_metadata::proto::{self, EngineMethod};
-use tidepool_transfer::{Answer, Answered, Failure, Landed, Reading, TransferError};
+use tidepool_transfer::{Answer, Answered, Failure, Reading, TransferError};
 use tonic::{Code, Status};
 
-use super::one_sided::{self, since_boot};
-use super::{Link, means};
+use super::one_sided::since_boot;
+use super::{Link, Target, means};
 use crate::call::shown;
 use crate::error::{Error, Refusal};
 use crate::places::Elsewhere;
 use crate::types::{Object, ObjectInfo};
 
-/// Received and summed up at a time, so that the sum reads from the cache.
-const STEP_BYTES: usize = 256 << 10;
 /// Values from this size on are staged where the node can copy them: below it a message is as quick.
 const STAGED_FROM: usize = 32 << 10;
 /// Most bytes of values in a message; larger ones are streamed by gRPC.
@@ -27,50 +25,6 @@ pub(crate) const MOST_PUT_BYTES: usize = 1000 << 20;
 
 /// What a call is named to people, and in a message.
 pub(crate) type Method = (&'static str, EngineMethod);
-
-/// Where a get's bytes go.
-pub(crate) trait Target {
-    /// An object (or range) of that many bytes comes.
-    ///
-    /// # Errors
-    /// [`Error::Buffer`] if there is no room for it.
-    fn begin(&mut self, key: &[u8], length: u64) -> Result<(), Error>;
-
-    /// Takes the next bytes, some of those that are left, and gives them.
-    fn take(&mut self, answer: &mut Answer) -> Result<&[u8], TransferError>;
-
-    /// Takes the next bytes of those that have landed, and gives them.
-    ///
-    /// # Errors
-    /// [`Error::Protocol`] if there are more than were announced.
-    fn land(&mut self, landed: &mut Landed<'_>) -> Result<&[u8], Error>;
-}
-
-fn too_long() -> Error {
-    Error::Protocol { operation: "get", why: "has more bytes than it announces" }
-}
-
-impl Target for Vec<u8> {
-    fn begin(&mut self, _: &[u8], length: u64) -> Result<(), Error> {
-        self.clear();
-        // No more is allocated on the word of a description than one answer can bring.
-        self.reserve_exact(usize::try_from(length.min(MOST_VALUE_BYTES)).unwrap_or_default());
-        Ok(())
-    }
-
-    fn take(&mut self, answer: &mut Answer) -> Result<&[u8], TransferError> {
-        let start = self.len();
-        answer.append_to(self)?;
-        Ok(&self[start..])
-    }
-
-    fn land(&mut self, landed: &mut Landed<'_>) -> Result<&[u8], Error> {
-        let start = self.len();
-        self.resize(start + one_sided::step(landed), 0);
-        landed.take(&mut self[start..]).map_err(|_| too_long())?;
-        Ok(&self[start..])
-    }
-}
 
 /// Another node that has what is asked for, and how long the first one has to begin before it is asked.
 #[derive(Clone, Copy)]
@@ -85,40 +39,6 @@ pub(crate) enum Got {
     Whole(Option<ObjectInfo>),
     /// Nothing was.
     Elsewhere(Elsewhere),
-}
-
-/// A caller's buffer, filled from its start.
-pub(crate) struct Filling<'a> {
-    pub(crate) buffer: &'a mut [u8],
-    pub(crate) filled: usize,
-}
-
-impl Target for Filling<'_> {
-    fn begin(&mut self, key: &[u8], length: u64) -> Result<(), Error> {
-        self.filled = 0;
-        let buffer = self.buffer.len() as u64;
-        if length <= buffer { Ok(()) } else { Err(Error::Buffer { key: shown(key), length, buffer }) }
-    }
-
-    fn take(&mut self, answer: &mut Answer) -> Result<&[u8], TransferError> {
-        let start = self.filled;
-        let count = usize::try_from(answer.left()).unwrap_or(usize::MAX).min(STEP_BYTES);
-        let room = self.buffer.len() as u64 - start as u64;
-        let place = self.buffer.get_mut(start..start + count);
-        let place =
-            place.ok_or(TransferError::Length { what: "answer", length: count as u64, minimum: 0, maximum: room })?;
-        answer.read(place)?;
-        self.filled += count;
-        Ok(&self.buffer[start..self.filled])
-    }
-
-    fn land(&mut self, landed: &mut Landed<'_>) -> Result<&[u8], Error> {
-        let (start, count) = (self.filled, one_sided::step(landed));
-        let place = self.buffer.get_mut(start..start + count).ok_or_else(too_long)?;
-        landed.take(place).map_err(|_| too_long())?;
-        self.filled += count;
-        Ok(&self.buffer[start..self.filled])
-    }
 }
 
 /// The engine's error as the client's.

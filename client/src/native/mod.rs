@@ -10,6 +10,7 @@ mod means;
 mod one_sided;
 mod others;
 mod staging;
+mod targets;
 mod times;
 
 use std::hash::{BuildHasher as _, RandomState};
@@ -27,13 +28,14 @@ use crate::builder::OneSidedReads;
 use crate::call::Client;
 use crate::endpoint::ServerAddress;
 use crate::local::LocalReads;
-pub(crate) use calls::{Filling, Got, MOST_PUT_BYTES, Method, Target};
+pub(crate) use calls::{Got, MOST_PUT_BYTES, Method};
 use lending::Lending;
 use means::Means;
 use one_sided::OneSided;
 pub(crate) use one_sided::Shared as SharedReads;
 pub(crate) use others::Others;
 use staging::Staging;
+pub(crate) use targets::{Filling, Steps, Target};
 use times::{Allowance, Times};
 
 /// How long an engine that failed is left alone; and one that could not be reached beside a node that could, or a node that

@@ -18,8 +18,7 @@ use tidepool_transfer::{
     TransferError, TransportKind,
 };
 
-use super::calls::Target;
-use super::{Link, lock};
+use super::{Link, Target, lock};
 use crate::builder::OneSidedReads;
 use crate::call::shown;
 use crate::error::{Error, Refusal};
@@ -321,7 +320,8 @@ mod tests {
     use tidepool_metadata::envelope::Request;
     use tidepool_transfer::{Handler, Memory, Responder, Settings};
 
-    use super::super::calls::{Filling, Got};
+    use super::super::Filling;
+    use super::super::calls::Got;
     use super::super::{Lending, Staging, Times};
     use super::*;
 

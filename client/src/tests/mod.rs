@@ -59,6 +59,24 @@ async fn ranges_are_verified_and_bounded() {
 }
 
 #[tokio::test]
+async fn steps_follow_each_other_and_are_bounded() {
+    let (_fake, client) = connected().await;
+    client.put("k", bytes(3_000_000), &PutOptions::default()).await.expect("stored");
+    let range = GetOptions { offset: 5, length: Some(2_500_000), ..GetOptions::default() };
+    let mut received = Vec::new();
+    let mut take = |at: u64, step: &[u8]| {
+        assert_eq!(at, received.len() as u64);
+        received.extend_from_slice(step);
+    };
+    client.get_steps("k", range.clone(), 2_500_000, &mut take).await.expect("no error").expect("is there");
+    assert!(received == bytes(3_000_000)[5..2_500_005]);
+    let mut never = |_: u64, _: &[u8]| panic!("nothing is given that has no room");
+    let small = client.get_steps("k", range, 2_499_999, &mut never).await.expect_err("no room");
+    assert!(matches!(small, Error::Buffer { length: 2_500_000, buffer: 2_499_999, .. }));
+    assert!(client.get_steps("none", GetOptions::default(), 1, &mut never).await.expect("no error").is_none());
+}
+
+#[tokio::test]
 async fn a_version_is_served_as_named_or_not_at_all() {
     let (_fake, client) = connected().await;
     client.put("k", bytes(10), &PutOptions::default()).await.expect("stored");

@@ -41,6 +41,13 @@ async fn objects_come_back(client: &Client) {
         let range = client.get_range(&key, offset as u64, count as u64).await.unwrap().expect("just put");
         assert!(range.value == bytes[offset..offset + count], "{length}");
         assert!(client.native_calls() >= before + 4, "{length} bytes go by the engine");
+        let mut given = Vec::new();
+        let mut take = |at: u64, step: &[u8]| {
+            assert_eq!(at, given.len() as u64);
+            given.extend_from_slice(step);
+        };
+        client.get_steps(&key, GetOptions::default(), length as u64, &mut take).await.unwrap().expect("just put");
+        assert!(given == bytes, "{length}");
     }
     let found = client.exists_many(&["k0", "none", "k1"], None, false).await.unwrap();
     assert_eq!(found, [Existence::Present, Existence::Missing, Existence::Present]);

@@ -80,6 +80,13 @@ impl SliceBuffer {
         }
     }
 
+    /// Begins anew: none of the bytes is there.
+    pub fn restart(&mut self) {
+        self.filled = 0;
+        self.checksums.clear();
+        self.chunk = Hasher::new();
+    }
+
     /// The bytes up to `end`, which are of one chunk, are there and in its sum.
     fn summed_to(&mut self, end: usize) {
         self.filled = end;

@@ -150,6 +150,21 @@ impl ObjectBuffer {
         Ok(())
     }
 
+    /// Copies `data` to byte `at`: where the next bytes go, or 0, with which all begins anew.
+    ///
+    /// # Errors
+    /// As [`ObjectBuffer::write`]; [`StoreError::LengthMismatch`] at any other byte.
+    pub fn write_at(&mut self, at: u64, data: &[u8]) -> Result<(), StoreError> {
+        if at == 0 && self.filled > 0 {
+            (self.current, self.filled) = (0, 0);
+            self.slices.iter_mut().for_each(SliceBuffer::restart);
+        }
+        if at != self.filled {
+            return Err(StoreError::LengthMismatch { announced: at, received: self.filled });
+        }
+        self.write(data)
+    }
+
     /// Has `copy` give the next `length` bytes step by step, each summed up and stored as it was given. `copy` is told where
     /// in these bytes a step begins.
     ///

@@ -219,19 +219,24 @@ impl NodeService {
             || Error::new(ErrorKind::NotFound, "NOT_FOUND", format!("node {source} has no copy of {}", name.key));
         let failed = |error| remote::from_client(&error);
         match way {
-            Way::Engine if pull.length <= MOST_VALUE_BYTES => {
-                let object = client.get_with(name.key.as_bytes(), options).await.map_err(failed)?;
-                buffer.write(&object.ok_or_else(gone)?.value)?;
-            }
-            Way::Engine => {
-                while buffer.missing() > 0 {
-                    let offset = pull.length - buffer.missing();
-                    let options =
-                        GetOptions { offset, length: Some(buffer.missing().min(MOST_VALUE_BYTES)), ..options.clone() };
-                    let range = client.get_with(name.key.as_bytes(), options).await.map_err(failed)?;
-                    buffer.write(&range.ok_or_else(gone)?.value)?;
+            // Large ones by ranges, each with a deadline of its own.
+            Way::Engine => loop {
+                let (start, room) = (pull.length - buffer.missing(), buffer.missing().min(MOST_VALUE_BYTES));
+                let range = GetOptions { offset: start, length: Some(room), ..options.clone() };
+                let options = if room == pull.length { options.clone() } else { range };
+                let mut written = Ok(());
+                let mut take = |at, bytes: &[u8]| {
+                    if written.is_ok() {
+                        written = buffer.write_at(start + at, bytes);
+                    }
+                };
+                let info = client.get_steps(name.key.as_bytes(), options, room, &mut take).await.map_err(failed)?;
+                info.ok_or_else(gone)?;
+                written?;
+                if buffer.missing() == 0 {
+                    break;
                 }
-            }
+            },
             Way::Stream => {
                 let stream = client.get_stream(name.key.as_bytes(), options).await.map_err(failed)?;
                 // What arrives at its source comes as that does.
