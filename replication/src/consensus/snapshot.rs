@@ -29,8 +29,10 @@ use super::member::{MemberId, Members};
 use super::shared::{Applied, Shared};
 use crate::error::GroupError;
 
-/// Bytes of one part.
-const PART_BYTES: u64 = 1 << 20;
+/// Bytes of one part: what is written, synced and given at a time, so that other syncs of the same disks wait little for it.
+const PART_BYTES: u64 = 256 << 10;
+/// How much the fetching thread stands back (setpriority(2), of which 19 is the most): its node may serve meanwhile.
+const NICE: i32 = 10;
 /// How long an unused copy is kept.
 const KEEP: Duration = Duration::from_secs(60);
 /// How long one part may take, and how often it is asked for.
@@ -160,6 +162,10 @@ impl<S: StateMachine> Fetcher<S> {
     pub(super) fn begin(&self, shared: &Arc<Shared<S>>, source: MemberId) {
         let (calls, staged, owner) = (Arc::clone(&self.calls), Arc::clone(&self.staged), Arc::clone(shared));
         let fetch = move || {
+            // Of this thread alone, on Linux.
+            if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+                tracing::debug!(%error, "a snapshot is fetched at the usual priority");
+            }
             let found = fetch(&owner, &calls, source).unwrap_or_else(|error| {
                 tracing::warn!(%error, "a snapshot could not be fetched");
                 None
@@ -206,6 +212,8 @@ fn fetch<S: StateMachine>(
             }
             let Some(bytes) = part(calls, source, [offer, file as u64, offset]) else { return Ok(None) };
             target.write_all(&bytes).map_err(failed)?;
+            // Not the whole file at its end: a sync of the log would wait for all of it.
+            target.sync_data().map_err(failed)?;
             offset += bytes.len() as u64;
         }
         target.sync_all().map_err(failed)?;
