@@ -9,7 +9,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use tidepool_metadata::proto;
 
 use crate::apart::apart;
-use crate::call::{Attempt, Client, all_key_bytes, key_bytes, shown};
+use crate::call::{Attempt, Client, all_key_bytes, is_cut_off, key_bytes, shown};
 use crate::error::{Error, Refusal};
 use crate::native::{Link, may_block};
 use crate::places::Elsewhere;
@@ -26,6 +26,16 @@ const GET: &str = "batch get";
 const IN_FLIGHT: usize = 2;
 /// Objects of one batch that are read to their places at a time.
 const READS: usize = 4;
+
+/// The answer to a put of many, unless nothing of it was done and another attempt may find a leader.
+fn led(reply: proto::BatchPutReply) -> Result<proto::BatchPutReply, Error> {
+    match reply.reasons.iter().find(|reason| is_cut_off(reason)) {
+        Some(reason) if !reply.outcomes().any(|outcome| outcome == proto::PutOutcome::Stored) => {
+            Err(Error::Refused(Box::new(Refusal::of_item(reason.clone()))))
+        }
+        _ => Ok(reply),
+    }
+}
 
 impl Client {
     /// Stores many objects; one outcome an item, in order. An item that is refused does not keep the others from
@@ -87,7 +97,8 @@ impl Client {
                         proto::PutItemsRequest { tenant: self.tenant(), keys: keys.clone(), ..Default::default() };
                     move |link: &Link, deadline| {
                         let options = Some(options.message(items.as_ref()));
-                        link.put(OPERATION, proto::PutItemsRequest { options, ..message.clone() }, &values, deadline)
+                        let message = proto::PutItemsRequest { options, ..message.clone() };
+                        led(link.put(OPERATION, message, &values, deadline)?)
                     }
                 };
                 let message = || {
@@ -97,13 +108,20 @@ impl Client {
                 };
                 let grpc = |mut attempt: Attempt| {
                     let request = attempt.request(message());
-                    async move { Ok(attempt.stub.batch_put(request).await?.into_inner()) }
+                    async move { led(attempt.stub.batch_put(request).await?.into_inner()) }
                 };
                 let reply = self.run_linked(repetition, native, grpc).await?;
                 self.look_at_session(items.as_ref(), reply)
             }
         };
-        let mut reply = self.named(OPERATION, count, put).await?;
+        let mut reply = match self.named(OPERATION, count, put).await {
+            // Of these items; others of the batch have their own outcomes.
+            Err(error) if is_cut_off(error.reason()) => {
+                let refused = || Err(Error::Refused(Box::new(Refusal::of_item(error.reason().to_owned()))));
+                return Ok(std::iter::repeat_with(refused).take(count).collect());
+            }
+            reply => reply?,
+        };
         let did_nothing = reply.outcomes().all(|outcome| outcome == proto::PutOutcome::AlreadyExists);
         self.wrote(writing, reply.log_index, did_nothing);
         if reply.outcomes.len() != count {

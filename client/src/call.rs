@@ -523,7 +523,7 @@ impl Repetition {
 }
 
 /// Whether a node with that reason can't reach the others, or takes nothing new: one of them may be better to ask.
-fn is_cut_off(reason: &str) -> bool {
+pub(crate) fn is_cut_off(reason: &str) -> bool {
     matches!(reason, "NO_LEADER" | "LAGGING" | "DRAINING")
 }
 

@@ -32,8 +32,8 @@ pub(crate) struct State {
     pub(crate) damaged_gets: u32,
     /// Gets leave their last byte out.
     pub(crate) short_gets: bool,
-    /// The next batch put hears for each of its items that the session is over.
-    pub(crate) is_session_over: bool,
+    /// Each next batch put takes the first of these, and hears it for each of its items.
+    pub(crate) item_refusals: VecDeque<&'static str>,
     /// Calls never answer.
     pub(crate) is_stuck: bool,
 }
@@ -127,9 +127,10 @@ impl Store for Fake {
         self.enter("batch_put", &request).await?;
         let message = request.into_inner();
         let mut reply = proto::BatchPutReply::default();
-        if std::mem::take(&mut self.state().is_session_over) {
+        let refusal = self.state().item_refusals.pop_front();
+        if let Some(reason) = refusal {
             reply.outcomes = vec![proto::PutOutcome::Failed as i32; message.keys.len()];
-            reply.reasons = vec!["SESSION_EXPIRED".into(); message.keys.len()];
+            reply.reasons = vec![reason.into(); message.keys.len()];
             return Ok(Response::new(reply));
         }
         let sums = message.checksums.into_iter().map(Some);

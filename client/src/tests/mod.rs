@@ -58,6 +58,23 @@ async fn ranges_are_verified_and_bounded() {
     assert!(matches!(small, Error::Buffer { length: 3_000_000, buffer: 100, .. }));
 }
 
+/// The answer to each item of a message, though nothing was done and a moment later there may be a leader.
+#[tokio::test]
+async fn a_batch_whose_items_find_no_leader_is_repeated_under_the_same_names() {
+    let (fake, client) = connected().await;
+    fake.state().item_refusals.extend(["NO_LEADER", "NO_LEADER"]);
+    let items = ["a", "b"].map(|key| (key, bytes(10)));
+    let stored = client.put_batch(&items, &PutOptions::default()).await.expect("no error");
+    assert!(stored.iter().all(|outcome| matches!(outcome, Ok(PutOutcome::Stored))), "{stored:?}");
+    let ids = fake.state().request_ids.clone();
+    assert_eq!(ids.len(), 3);
+    assert!(ids.iter().all(|id| (id.session, id.first) == (ids[0].session, ids[0].first)), "{ids:?}");
+    fake.state().item_refusals.extend(["NO_LEADER"; 100]);
+    let items = ["c", "d"].map(|key| (key, bytes(10)));
+    let refused = client.put_batch(&items, &PutOptions::default()).await.expect("an outcome each");
+    assert!(refused.iter().all(|outcome| outcome.as_ref().is_err_and(|error| error.reason() == "NO_LEADER")));
+}
+
 #[tokio::test]
 async fn steps_follow_each_other_and_are_bounded() {
     let (_fake, client) = connected().await;
@@ -235,7 +252,7 @@ async fn what_was_refused_at_once_because_the_session_is_over_is_named_anew() {
     fake.state().failures.push_back(over());
     client.put("k", bytes(10), &PutOptions::default()).await.expect("nothing was done before");
     let items = [("a", bytes(1)), ("b", bytes(1))];
-    fake.state().is_session_over = true;
+    fake.state().item_refusals.push_back("SESSION_EXPIRED");
     let outcomes = client.put_batch(&items, &PutOptions::default()).await.expect("nothing was done before");
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     let ids = fake.state().request_ids.clone();
