@@ -183,10 +183,10 @@ impl<S: StateMachine> Driver<S> {
             core.receive(now, &message, threads)?;
         }
         for proposal in proposals {
-            core.propose(proposal.command, proposal.items, proposal.outlives, proposal.reply);
+            core.propose(now, proposal.command, proposal.items, proposal.outlives, proposal.reply);
         }
-        reads.into_iter().for_each(|reader| core.read(reader));
-        changes.into_iter().for_each(|(change, changer)| core.change(change, changer, threads));
+        reads.into_iter().for_each(|reader| core.read(now, reader));
+        changes.into_iter().for_each(|(change, changer)| core.change(now, change, changer, threads));
         if let Some(LogIndex(index)) = flushed {
             core.store_mut().set_flushed(index);
             core.store_mut().compact(index)?;

@@ -427,10 +427,10 @@ impl World {
         if self.random.one_in(3) {
             let must_see = self.laws.lock().answered.clone();
             self.laws.lock().reads.insert(id, must_see);
-            self.with(node, |core, _, _| core.read(id));
+            self.with(node, |core, now, _| core.read(now, id));
         } else {
             self.laws.lock().open.insert(id);
-            self.with(node, |core, _, _| core.propose(id.to_le_bytes().to_vec(), 1, outlives(id), id));
+            self.with(node, |core, now, _| core.propose(now, id.to_le_bytes().to_vec(), 1, outlives(id), id));
         }
     }
 
@@ -456,7 +456,7 @@ impl World {
             5 | 6 => self.cut.clear(),
             7 => {
                 let target = nodes[usize::try_from(self.random.below(nodes.len() as u64)).unwrap()];
-                self.with(node, |core, _, host| core.change(MemberChange::Transfer(target), (), host));
+                self.with(node, |core, now, host| core.change(now, MemberChange::Transfer(target), (), host));
             }
             8 | 9 => self.nodes.get_mut(&node).unwrap().stalled_until = until,
             10 => self.nodes.get_mut(&node).unwrap().disk_fails = true,
@@ -516,7 +516,7 @@ fn three(seed: u64) -> World {
             let core = world.nodes[&NodeId(1)].core.as_ref().unwrap();
             core.view().members.all().contains(&member)
         };
-        world.with(NodeId(1), |core, _, host| core.change(MemberChange::Add(member), (), host));
+        world.with(NodeId(1), |core, now, host| core.change(now, MemberChange::Add(member), (), host));
         world.run_until("the newcomer is a member", 5_000, is_in);
         let members = world.nodes[&NodeId(1)].core.as_ref().unwrap().view().members;
         world.add(node, members);
@@ -530,6 +530,24 @@ fn three(seed: u64) -> World {
     };
     world.run_until("all three vote", 10_000, all_vote);
     world
+}
+
+/// The driver of a leader that is alone sleeps until there is something to do; then it takes that, and the ticks that are due.
+#[test]
+fn a_command_that_wakes_an_idle_leader_has_waited_for_nothing() {
+    let mut world = World::new(1);
+    world.add(1, Members::alone(MemberId::new(NodeId(1), 0)));
+    world.run_until("it leads", 1_000, |world| world.leader() == Some(NodeId(1)));
+    world.now += 60_000 * MILLI;
+    let id = 7_u64;
+    world.with(NodeId(1), |core, now, host| {
+        assert!(!core.needs_ticks());
+        core.propose(now, id.to_le_bytes().to_vec(), 1, outlives(id), id);
+        // As many as there are until it looks who waits.
+        (0..20).for_each(|_| core.tick(now, host));
+    });
+    assert!(world.laws.lock().refused.is_empty(), "it has been there for no time");
+    world.run_until("it is applied", 1_000, |world| world.laws.lock().places.contains_key(&id));
 }
 
 /// How much was answered and read, and how many disks failed.

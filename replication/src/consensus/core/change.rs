@@ -7,7 +7,7 @@
 use raft::eraftpb::{ConfChange, ConfChangeSingle, ConfChangeType, ConfChangeV2, Entry, EntryType};
 use tidepool_metadata::NodeId;
 
-use super::{Core, ELECTION_NANOS, Host};
+use super::{Core, ELECTION_NANOS, Host, Now};
 use crate::consensus::log::LogStore;
 use crate::consensus::member::{MemberId, Members};
 use crate::error::{CatalogError, GroupError};
@@ -51,7 +51,8 @@ fn single(kind: ConfChangeType, member: MemberId) -> ConfChangeSingle {
 
 impl<L: LogStore, H: Host> Core<L, H> {
     /// Begins a change; `changer` hears how it ended.
-    pub fn change(&mut self, change: Change, changer: H::Changer, host: &mut H) {
+    pub fn change(&mut self, now: Now, change: Change, changer: H::Changer, host: &mut H) {
+        self.now = now;
         match self.steps(&change) {
             Ok(steps) if steps.is_empty() => host.settle(changer, Ok(self.members().clone())),
             Ok(steps) => self.begin(steps, Some(changer), host),

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use raft::eraftpb::{Entry, EntryType};
 use tidepool_metadata::catalog::MAX_COMMAND_ITEMS;
 
-use super::{Core, Host, Logged};
+use super::{Core, Host, Logged, Now};
 use crate::consensus::config::Outlives;
 use crate::consensus::entry::{self, Origin};
 use crate::consensus::envelope::{Body, Forwarded};
@@ -118,7 +118,9 @@ impl<R> Forwarding<R> {
 
 impl<L: LogStore, H: Host> Core<L, H> {
     /// Takes a command of so many items; [`Core::turn`] sends it on its way.
-    pub fn propose(&mut self, command: Vec<u8>, items: usize, outlives: Outlives, reply: H::Reply) {
+    pub fn propose(&mut self, now: Now, command: Vec<u8>, items: usize, outlives: Outlives, reply: H::Reply) {
+        // It may have slept for long: nothing else tells it the time before it looks who has waited for too long.
+        self.now = now;
         let forwarding = &mut self.forwarding;
         forwarding.sequence += 1;
         forwarding.waiting_bytes += command.len();

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use tidepool_metadata::LogIndex;
 
-use super::{Core, Host, LEASE_NANOS};
+use super::{Core, Host, LEASE_NANOS, Now};
 use crate::consensus::config::LeaderReads;
 use crate::consensus::envelope::Body;
 use crate::consensus::log::LogStore;
@@ -86,7 +86,9 @@ impl<T> Reads<T> {
 
 impl<L: LogStore, H: Host> Core<L, H> {
     /// Asks from which index `reader` may be answered; [`Core::turn`] sees to it.
-    pub fn read(&mut self, reader: H::Reader) {
+    pub fn read(&mut self, now: Now, reader: H::Reader) {
+        // Else it would seem to be as old as the last turn, and what was heard since then to be newer than it.
+        self.now = now;
         self.reads.waiting.push((self.now.boot, Reader::Here(reader)));
     }
 
