@@ -138,15 +138,15 @@ async fn objects_are_read_where_they_lie() {
     let server = TestServer::with(&["dram.capacity=256MiB"]).await;
     let (client, store) = (one_sided(&server), server.server.node().service().store());
     objects_come_back(&client).await;
-    // Get and get_into of the five sizes from 64 KiB on, and the batch with one of them.
-    assert_eq!(client.one_sided_reads(), 2 * 5 + 51);
+    // Get, get_into and get_steps of the five sizes from 64 KiB on, and the batch with one of them.
+    assert_eq!(client.one_sided_reads(), 3 * 5 + 51);
     // Staged in the client's memory and read from there: those from 32 KiB to 4 MiB, and two messages of the batch.
     assert_eq!(client.one_sided_puts(), 3 + 2);
     // More than may be held comes with the answer.
     let large = value(65 << 20, 1);
     client.put("large", large.clone(), &PutOptions::default()).await.unwrap();
     assert!(client.get("large").await.unwrap().unwrap().value == large);
-    assert_eq!(client.one_sided_reads(), 2 * 5 + 51);
+    assert_eq!(client.one_sided_reads(), 3 * 5 + 51);
     // Holds end when the bytes were read.
     while store.holds() != (0, 0) {
         tokio::task::yield_now().await;
