@@ -1,19 +1,12 @@
 //! The NVMe tier of a running instance: taken out of service, and put into service with another folder or capacity.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use tidepool_metadata::ErrorKind;
-use tidepool_tiers::nvme::{NvmeConfig, NvmeError, NvmeTier};
-use tokio::time::Instant;
+use tidepool_tiers::nvme::{NvmeConfig, NvmeTier};
 
 use crate::error::Error;
 use crate::node::NodeService;
-
-/// How long a folder that is in use is waited for: reads that a detach found under way hold it until they end. Nothing tells
-/// when, since it may be another process.
-const RELEASED_WITHIN: Duration = Duration::from_secs(2);
-const LOOK: Duration = Duration::from_millis(20);
 
 /// The tier, and what the instance's settings say of it. Cheap to clone.
 #[derive(Clone)]
@@ -46,16 +39,8 @@ impl Disk {
         }
         let (node, _) = self.service.identity();
         let writes = config.write_policy;
-        let last = Instant::now() + RELEASED_WITHIN;
-        let opened = loop {
-            let config = config.clone();
-            let opened = tokio::task::spawn_blocking(move || NvmeTier::open(config, node)).await;
-            let opened = opened.map_err(|panic| Error::new(ErrorKind::Internal, "INTERNAL", panic.to_string()))?;
-            match opened {
-                Err(NvmeError::Locked { .. }) if Instant::now() < last => tokio::time::sleep(LOOK).await,
-                opened => break opened,
-            }
-        };
+        let opened = tokio::task::spawn_blocking(move || NvmeTier::open(config, node)).await;
+        let opened = opened.map_err(|panic| Error::new(ErrorKind::Internal, "INTERNAL", panic.to_string()))?;
         let nvme = opened.map_err(|error| Error::new(ErrorKind::Invalid, "NVME_UNUSABLE", error.to_string()))?;
         Ok(self.service.store().attach_nvme(nvme, writes).await?)
     }
