@@ -1,7 +1,9 @@
 //! What the holder of a copy is to do about an object's other copies.
 //!
 //! Every node has the whole catalog, so each decides about the objects that it holds, and no two about the same one: the
-//! holders of an object have an order, another one for each object, and the first that can be read is *responsible*. While views differ two may act: a copy too many is trimmed again.
+//! holders of an object have an order, another one for each object. The first that can be read is *responsible* for copies that
+//! are missing; one that is too many, or too close to others, is its own holder's to let go or to move. While views differ two may act: a copy
+//! too many is trimmed again.
 //! Nothing of a plan is stored, so neither a change of leaders nor a restart interrupts anything.
 
 use std::cmp::Reverse;
