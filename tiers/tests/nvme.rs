@@ -168,6 +168,20 @@ async fn a_second_process_on_the_same_folder_is_refused() {
     assert!(NvmeTier::open(config(&folder), NODE).is_ok());
 }
 
+/// Or a disk could not be attached again while a read of its former life is under way.
+#[tokio::test]
+async fn a_closed_tier_has_given_up_its_folder_whoever_still_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for _ in 0..3 {
+        let tier = NvmeTier::open(config(&folder), NODE).unwrap();
+        store(&tier, 1, 100_000).await;
+        tier.close().await.unwrap();
+        let again = NvmeTier::open(config(&folder), NODE).unwrap();
+        assert!(again.usage().used_bytes > 0);
+        drop((tier, again));
+    }
+}
+
 #[tokio::test]
 async fn the_engine_in_use_is_visible() {
     let folder = tempfile::tempdir().unwrap();

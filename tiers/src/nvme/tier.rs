@@ -61,8 +61,6 @@ pub struct NvmeTier {
     graves: Mutex<Option<Graves>>,
     recovered: Recovered,
     is_direct: bool,
-    /// Given up when the flusher has ended; a read or a scan may last longer, and harms nobody.
-    _lock: Option<FolderLock>,
 }
 
 /// What the tier needs of its device once the file is there.
@@ -182,7 +180,11 @@ impl NvmeTier {
         let flusher = Flusher::new(Arc::clone(&core));
         let flusher = thread::Builder::new()
             .name("nvme-flush".into())
-            .spawn(move || flusher.run())
+            .spawn(move || {
+                flusher.run();
+                // Nobody writes any more. A read or a scan may last longer, and harms nobody.
+                drop(lock);
+            })
             .map_err(|source| NvmeError::Io { action: "start the flusher", source })?;
         if recovered.regions == 0 {
             core.is_scanned.store(true, Ordering::SeqCst);
@@ -196,7 +198,6 @@ impl NvmeTier {
             graves: Mutex::new(Some(graves)),
             recovered,
             is_direct,
-            _lock: lock,
         }))
     }
 
@@ -289,12 +290,19 @@ impl NvmeTier {
     pub async fn close(&self) -> Result<(), NvmeError> {
         self.write_permits.close();
         let result = ask(&self.core, Event::Close).await;
-        let mut state = self.core.state.lock();
-        if *state == TierState::Serving {
-            *state = TierState::Detached;
+        {
+            let mut state = self.core.state.lock();
+            if *state == TierState::Serving {
+                *state = TierState::Detached;
+            }
         }
-        drop(state);
         self.core.pressure.notify_one();
+        if result.is_ok() {
+            // Nothing is left to be written: it ends now, and gives up the folder. After a failure it waits for what the disk still has.
+            let flusher = self.flusher.lock().take();
+            let ended = tokio::task::spawn_blocking(move || flusher.map(JoinHandle::join));
+            let _panicked = ended.await;
+        }
         result
     }
 
