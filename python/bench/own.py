@@ -9,6 +9,7 @@ client (`tidepool bench store`), which take turns on the same node. `soak`: whet
 import argparse
 import itertools
 import json
+import mmap
 import os
 import statistics
 import subprocess
@@ -69,7 +70,8 @@ def by_python(endpoint, operation, seconds, turn):
         keys = [f"own/{turn}/{number}" for number in range(OBJECTS)]
         if operation == "get":
             store.put_batch(keys, list(itertools.islice(itertools.cycle(values), OBJECTS)))
-            buffer = bytearray(MIB)
+            # Begins with a page, as what the allocator of the other side gives; a bytearray does not, which costs the copy a tenth.
+            buffer = mmap.mmap(-1, MIB)
             while not store.local_hits:
                 store.get_into(keys[0], buffer)
         end = time.monotonic() + seconds
@@ -109,7 +111,7 @@ def main():
         met = value <= target
         missed += not met
         line = {"name": name, "target": target, "value": value, "met": met}
-        print(json.dumps(line) if wanted.json else f"{name:<32}<= {target:<8g}{text}  {'met' if met else 'MISSED'}", flush=True)
+        print(json.dumps(line) if wanted.json else f"{name:<36}<= {target:<6g}{text}  {'met' if met else 'MISSED'}", flush=True)
 
     if "import" in parts:
         took = [float(subprocess.check_output([sys.executable, "-c", IMPORT])) * 1e3 for _ in range(11)]
