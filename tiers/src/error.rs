@@ -62,6 +62,12 @@ pub enum StoreError {
         /// Where the damage was.
         tier: TierKind,
     },
+    /// The copy is here no more: its object was removed or replaced, or the catalog let this node forget it.
+    #[error("object {key} left this node while it was read: read it again to see what there is now")]
+    Gone {
+        /// The object.
+        key: ObjectKey,
+    },
     /// The node does not know yet all that it has.
     #[error("the node is still recovering what it had")]
     Recovering,
@@ -90,9 +96,10 @@ impl StoreError {
             | Self::BadRange { .. } => ErrorKind::Invalid,
             Self::NoSpace { .. } => ErrorKind::Exhausted,
             Self::Corrupt { .. } => ErrorKind::Corrupt,
-            Self::Recovering | Self::TierUnavailable { .. } => ErrorKind::Unavailable,
+            Self::Gone { .. } | Self::Recovering | Self::TierUnavailable { .. } | Self::Nvme(_) => {
+                ErrorKind::Unavailable
+            }
             Self::TierAttached => ErrorKind::Conflict,
-            Self::Nvme(_) => ErrorKind::Unavailable,
         }
     }
 }

@@ -376,6 +376,24 @@ async fn the_nvme_cap_holds_and_the_cold_leave_with_the_catalogs_word() {
     node.assert_accounts();
 }
 
+/// An object that was removed while it was read from disk, and whose room was taken again, was said to be damaged.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_of_what_leaves_the_disk_meanwhile_is_told_so_and_not_of_damage() {
+    let config = StoreConfig { promote_after_reads: 0, ..TestNode::config() };
+    let node = TestNode::with(config, 16 * MIB, Some(32 * MIB)).await;
+    let length = 3 * MIB as usize;
+    let name = node.put(length).await;
+    node.demote_all().await;
+    let mut reader = node.store.open(name.tenant, &name.key, name.version).await.unwrap().unwrap();
+    let first = reader.next().await.unwrap().unwrap();
+    assert!(payload(name.version.sequence, length).starts_with(&first));
+    assert!(node.store.free(name.tenant, &name.key, name.replica));
+    node.put_many(200, MIB as usize / 2).await;
+    let error = reader.read_to_end().await.unwrap_err();
+    assert!(matches!(&error, StoreError::Gone { key } if *key == name.key), "{error}");
+    assert_eq!(node.tiers_of(TierKind::Nvme).corruptions, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_process_finds_its_dram_and_its_disk_again() {
     let node = TestNode::new(16 * MIB, Some(128 * MIB)).await;

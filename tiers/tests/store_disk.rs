@@ -6,9 +6,10 @@ mod test_node;
 use std::sync::atomic::Ordering;
 
 use test_node::{Answers, TestNode, payload};
-use tidepool_metadata::TierKind;
+use tidepool_metadata::{ErrorKind, TierKind};
 use tidepool_tiers::io::Operation;
 use tidepool_tiers::io::faulty::{Fault, FaultyDisk};
+use tidepool_tiers::nvme::WritePolicy;
 use tidepool_tiers::store::ReplicaName;
 use tidepool_tiers::{StoreConfig, StoreError};
 
@@ -136,6 +137,73 @@ async fn a_new_disk_in_place_of_another_has_nothing_of_it_and_the_catalog_is_tol
     kept.iter().chain(&later).for_each(|name| free(&node, name));
     node.until(|node| node.tiers_of(TierKind::Nvme).used == 0).await;
     node.assert_accounts();
+}
+
+/// A read that lasted longer than its disk was attached found what was written there since, and gave the copy up for damaged.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_outlives_its_disk_goes_on_with_the_next_one_and_gives_nothing_up() {
+    let reading = StoreConfig { promote_after_reads: 0, ..TestNode::config() };
+    for is_attached_anew in [false, true] {
+        let disk = FaultyDisk::new(DISK as usize);
+        let node = TestNode::on(&disk, reading.clone(), 16 * MIB, DISK).await;
+        let name = node.put_many(1, HALF).await.remove(0);
+        node.demote_all().await;
+        let open = node.store.open(name.tenant, &name.key, name.version).await;
+        let mut reader = open.unwrap().unwrap();
+        assert_eq!(reader.tier(), TierKind::Nvme);
+        disk.pause_reads();
+        let read = tokio::spawn(async move { reader.read_to_end().await });
+        node.until(|_| disk.waiting() > 0).await;
+        node.store.detach_nvme().await.unwrap();
+        // Its files are the next one's, which writes where this one reads.
+        let next = FaultyDisk::from_image(disk.live_image());
+        let bytes = payload(name.version.sequence, HALF);
+        let at = disk.live_image().windows(64).position(|window| window == &bytes[..64]).unwrap();
+        disk.flip_bit(at, 1);
+        if is_attached_anew {
+            node.attach_on(Some(&next)).await;
+            disk.resume();
+            assert!(read.await.unwrap().unwrap() == bytes);
+        } else {
+            disk.resume();
+            assert_eq!(read.await.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+            node.attach_on(Some(&next)).await;
+        }
+        assert_eq!(node.assert_right(&name, HALF).await, TierKind::Nvme);
+        assert_eq!(node.tiers_of(TierKind::Nvme).corruptions, 0);
+    }
+}
+
+/// An attach whose disk was replaced while it was scanned forgot what the next disk's scan had yet to find.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scan_that_outlives_its_disk_neither_adopts_nor_forgets() {
+    let disk = FaultyDisk::new(DISK as usize);
+    let node = on_disk(&disk).await;
+    let names = node.put_many(10, HALF).await;
+    node.demote_all().await;
+    node.store.detach_nvme().await.unwrap();
+    let [first, second] = [(); 2].map(|()| FaultyDisk::from_image(disk.live_image()));
+    let (first_tier, second_tier) = (node.open_tier(&first).await, node.open_tier(&second).await);
+    first.pause_reads();
+    second.pause_reads();
+    let attach = |tier| {
+        let store = node.store.clone();
+        tokio::spawn(async move { store.attach_nvme(tier, WritePolicy::OnEvict).await.unwrap() })
+    };
+    let first_scan = attach(first_tier);
+    node.until(|_| first.waiting() > 0).await;
+    node.store.detach_nvme().await.unwrap();
+    let second_scan = attach(second_tier);
+    node.until(|_| second.waiting() > 0).await;
+    first.resume();
+    assert_eq!(first_scan.await.unwrap(), 0);
+    assert_eq!(node.store.len(), names.len());
+    second.resume();
+    assert_eq!(second_scan.await.unwrap(), 2 * names.len() as u64, "slices");
+    for name in &names {
+        node.assert_right(name, HALF).await;
+    }
+    assert_eq!(node.forget.lost.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -115,7 +115,7 @@ impl From<StoreError> for Error {
             StoreError::BadRange { .. } => "BAD_RANGE",
             StoreError::Corrupt { .. } => "CORRUPT",
             StoreError::Recovering => "RECOVERING",
-            StoreError::TierUnavailable { .. } | StoreError::Nvme(_) => "UNAVAILABLE",
+            StoreError::Gone { .. } | StoreError::TierUnavailable { .. } | StoreError::Nvme(_) => "UNAVAILABLE",
             StoreError::TierAttached => "TIER_ATTACHED",
         };
         let kind = error.kind();

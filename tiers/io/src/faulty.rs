@@ -29,13 +29,20 @@ pub struct Fault {
     pub times: u32,
 }
 
+/// What is held back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Paused {
+    All,
+    Reads,
+}
+
 #[derive(Default)]
 struct State {
     live: Vec<u8>,
     durable: Vec<u8>,
     unsynced: Vec<(usize, Vec<u8>)>,
     faults: Vec<Fault>,
-    paused: bool,
+    paused: Option<Paused>,
     waiting: VecDeque<IoRequest>,
     /// Operations until the power goes.
     fuse: Option<u64>,
@@ -83,7 +90,12 @@ impl FaultyDisk {
 
     /// Holds all further operations back until [`Self::resume`].
     pub fn pause(&self) {
-        self.0.lock().paused = true;
+        self.0.lock().paused = Some(Paused::All);
+    }
+
+    /// Holds all further reads back until [`Self::resume`].
+    pub fn pause_reads(&self) {
+        self.0.lock().paused = Some(Paused::Reads);
     }
 
     /// Operations that are held back.
@@ -96,7 +108,7 @@ impl FaultyDisk {
     pub fn resume(&self) {
         loop {
             let mut state = self.0.lock();
-            state.paused = false;
+            state.paused = None;
             let Some(request) = state.waiting.pop_front() else { return };
             drop(state);
             self.perform(request);
@@ -152,7 +164,8 @@ impl IoEngine for FaultyDisk {
 
     fn submit(&self, request: IoRequest) {
         let mut state = self.0.lock();
-        if state.paused {
+        let is_read = request.operation == Operation::Read;
+        if state.paused.is_some_and(|paused| paused == Paused::All || is_read) {
             state.waiting.push_back(request);
             return;
         }

@@ -100,10 +100,7 @@ impl<'a> Reader<'a> {
         name: SliceName,
         permit: OwnedSemaphorePermit,
     ) -> Result<Self, NvmeError> {
-        let stale = || {
-            core.stats.stale.fetch_add(1, Ordering::Relaxed);
-            NvmeError::Stale { location }
-        };
+        let stale = || NvmeError::Stale { location };
         let hold = core.regions.hold(location).ok_or_else(stale)?;
         let payload = payload_offset(location.length as usize, name.slice_length as usize).ok_or_else(stale)?;
         let epoch = hold.epoch();
@@ -257,15 +254,12 @@ impl<'a> Reader<'a> {
             return Err(self.corrupt("head"));
         };
         if SliceName::from(&header) != self.name || record_bytes != self.location.length as usize {
-            self.core.stats.stale.fetch_add(1, Ordering::Relaxed);
             return Err(NvmeError::Stale { location: self.location });
         }
         Ok((header, chunks))
     }
 
     fn corrupt(&self, what: &'static str) -> NvmeError {
-        self.core.stats.corrupt.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(location = ?self.location, what, "a record on the nvme tier is damaged");
         NvmeError::Corrupt { location: self.location, what }
     }
 

@@ -238,7 +238,23 @@ impl NvmeTier {
     ) -> Result<(SliceHeader, T), NvmeError> {
         self.core.check()?;
         let permit = Arc::clone(&self.read_permits).acquire_owned().await.map_err(|_| self.detached())?;
-        Reader::new(&self.core, location, name, permit)?.read(range, target).await
+        let read = async { Reader::new(&self.core, location, name, permit)?.read(range, target).await };
+        let error = match read.await {
+            Ok(read) => return Ok(read),
+            Err(error) => error,
+        };
+        // Closed meanwhile: whoever has the folder now may have written there, which is no damage.
+        self.core.check()?;
+        let count = match &error {
+            NvmeError::Stale { .. } => &self.core.stats.stale,
+            NvmeError::Corrupt { location, what } => {
+                tracing::warn!(?location, what, "a record on the nvme tier is damaged");
+                &self.core.stats.corrupt
+            }
+            _ => return Err(error),
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        Err(error)
     }
 
     /// Lets tasks of the runtime on which this future runs read without a detour over the engine's threads: to be

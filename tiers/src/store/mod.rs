@@ -183,10 +183,11 @@ pub(crate) struct Inner {
 }
 
 /// An NVMe tier and when to write to it.
-#[derive(Clone)]
 struct Attached {
     tier: Arc<NvmeTier>,
     writes: WritePolicy,
+    /// Whom the tier asks, as long as it is attached.
+    _owner: Arc<nvme::Owner>,
 }
 
 /// All that the one lock guards.
@@ -239,7 +240,8 @@ impl TieredStore {
         });
         let store = Self { inner };
         if let Some((tier, writes)) = nvme {
-            store.inner.install_nvme(Attached { tier, writes });
+            let installed = store.inner.install_nvme(tier, writes);
+            debug_assert!(installed.is_ok(), "it is the first");
         }
         let tasks = [
             tokio::spawn(demote::run(Arc::downgrade(&store.inner))),

@@ -18,13 +18,9 @@ impl TieredStore {
     /// # Errors
     /// [`StoreError::TierAttached`] if there is one already; the tier's own errors.
     pub async fn attach_nvme(&self, tier: Arc<NvmeTier>, writes: WritePolicy) -> Result<u64, StoreError> {
-        if self.inner.nvme.read().is_some() {
-            return Err(StoreError::TierAttached);
-        }
-        self.inner.strip_nvme();
-        self.inner.install_nvme(Attached { tier: Arc::clone(&tier), writes });
+        self.inner.install_nvme(Arc::clone(&tier), writes)?;
         let taken = super::recovery::adopt_disk(&self.inner, &tier).await;
-        self.inner.forget_missing();
+        self.inner.forget_missing(&tier);
         Ok(taken)
     }
 
@@ -41,29 +37,40 @@ impl TieredStore {
 }
 
 impl Inner {
-    pub(super) fn install_nvme(self: &Arc<Self>, nvme: Attached) {
-        let owner: Weak<dyn RecordOwner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn RecordOwner>));
+    /// Attaches a tier and forgets all NVMe places: those of an earlier one may name what is another object's on this one.
+    /// The scan says where things are now; what is only there answers *recovering* meanwhile.
+    ///
+    /// # Errors
+    /// [`StoreError::TierAttached`]
+    pub(super) fn install_nvme(self: &Arc<Self>, tier: Arc<NvmeTier>, writes: WritePolicy) -> Result<(), StoreError> {
+        let owner = Arc::new(Owner { store: Arc::downgrade(self), tier: Arc::clone(&tier) });
+        let mut tables = self.state.lock();
+        let mut attached = self.nvme.write();
+        if attached.is_some() {
+            return Err(StoreError::TierAttached);
+        }
+        let asked: Weak<dyn RecordOwner> = Arc::downgrade(&(Arc::clone(&owner) as Arc<dyn RecordOwner>));
         // Ends by itself when the tier is closed or the store is gone.
-        tokio::spawn(nvme.tier.reclaim(owner));
-        tokio::spawn(nvme.tier.drive_reads());
-        *self.nvme.write() = Some(nvme);
+        tokio::spawn(tier.reclaim(asked));
+        tokio::spawn(tier.drive_reads());
+        *attached = Some(Attached { tier, writes, _owner: owner });
+        tables.index.values_mut().for_each(|entry| entry.nvme = None);
+        Ok(())
     }
 
     /// Whether another tier is attached by now. To be asked under the lock of the tables before a place on `tier` is
-    /// noted; while none is, places may be: the next to be attached is scanned.
+    /// noted, or compared with one that is; while none is, places may be: the next to be attached is scanned.
     pub(super) fn is_replaced(&self, tier: &NvmeTier) -> bool {
         self.nvme.read().as_ref().is_some_and(|attached| !std::ptr::eq(&raw const *attached.tier, tier))
     }
 
-    /// Forgets all NVMe places: those of an earlier tier may name what is another object's on the one that comes. The
-    /// scan says where things are now; what is only there answers *recovering* meanwhile.
-    fn strip_nvme(&self) {
-        self.state.lock().index.values_mut().for_each(|entry| entry.nvme = None);
-    }
-
-    /// Drops what neither tier has after a scan, and tells the catalog.
-    fn forget_missing(&self) {
+    /// Drops what neither tier has after a scan, and tells the catalog. If the scanned tier is no longer attached, what it had
+    /// is for the next one's scan to find.
+    fn forget_missing(&self, scanned: &Arc<NvmeTier>) {
         let mut tables = self.state.lock();
+        if !self.nvme.read().as_ref().is_some_and(|attached| Arc::ptr_eq(&attached.tier, scanned)) {
+            return;
+        }
         let missing = tables.index.iter().filter(|(_, entry)| entry.dram.is_none() && entry.nvme.is_none());
         let missing: Vec<_> = missing.map(|(id, entry)| (id, super::name_of(entry))).collect();
         missing.iter().for_each(|(id, _)| self.drop_entry(&mut tables, *id));
@@ -80,31 +87,58 @@ enum Judgement {
     Ask(ReplicaName),
 }
 
-impl RecordOwner for Inner {
+/// The store, as the owner of one tier's records. A tier that was replaced may still be at work: its places are compared
+/// with none of the next one's, on which the same may be another record.
+pub(super) struct Owner {
+    store: Weak<Inner>,
+    tier: Arc<NvmeTier>,
+}
+
+impl RecordOwner for Owner {
     fn decide(&self, records: Vec<(SliceHeader, Location)>) -> BoxFuture<'_, Vec<Verdict>> {
         Box::pin(async move {
-            let reclaimed: HashSet<Location> = records.iter().map(|(_, location)| *location).collect();
-            let judgements = self.judge(&records, &reclaimed);
-            let mut names: Vec<ReplicaName> = Vec::new();
-            for judgement in &judgements {
-                if let Judgement::Ask(name) = judgement
-                    && names.last() != Some(name)
-                {
-                    names.push(name.clone());
-                }
+            match self.store.upgrade() {
+                Some(store) => store.decide(&self.tier, &records).await,
+                None => vec![Verdict::Keep; records.len()],
             }
-            let forgotten = self.forget_cold(names, &reclaimed).await;
-            let verdict = |judgement| match judgement {
-                Judgement::Drop => Verdict::Drop,
-                Judgement::Ask(name) if forgotten.contains(&name.replica) => Verdict::Drop,
-                Judgement::Keep | Judgement::Ask(_) => Verdict::Keep,
-            };
-            judgements.into_iter().map(verdict).collect()
         })
     }
 
     fn moved(&self, header: &SliceHeader, from: Location, to: Location) -> bool {
+        self.store.upgrade().is_some_and(|store| store.moved(&self.tier, header, from, to))
+    }
+
+    fn lost(&self, header: &SliceHeader, location: Location) -> bool {
+        self.store.upgrade().is_some_and(|store| store.lost(&self.tier, header, location))
+    }
+}
+
+impl Inner {
+    async fn decide(&self, tier: &NvmeTier, records: &[(SliceHeader, Location)]) -> Vec<Verdict> {
+        let reclaimed: HashSet<Location> = records.iter().map(|(_, location)| *location).collect();
+        let judgements = self.judge(tier, records, &reclaimed);
+        let mut names: Vec<ReplicaName> = Vec::new();
+        for judgement in &judgements {
+            if let Judgement::Ask(name) = judgement
+                && names.last() != Some(name)
+            {
+                names.push(name.clone());
+            }
+        }
+        let forgotten = self.forget_cold(tier, names, &reclaimed).await;
+        let verdict = |judgement| match judgement {
+            Judgement::Drop => Verdict::Drop,
+            Judgement::Ask(name) if forgotten.contains(&name.replica) => Verdict::Drop,
+            Judgement::Keep | Judgement::Ask(_) => Verdict::Keep,
+        };
+        judgements.into_iter().map(verdict).collect()
+    }
+
+    fn moved(&self, tier: &NvmeTier, header: &SliceHeader, from: Location, to: Location) -> bool {
         let mut tables = self.state.lock();
+        if self.is_replaced(tier) {
+            return false;
+        }
         let found = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica);
         let place = found
             .and_then(|id| tables.index.get_mut(id))
@@ -120,8 +154,12 @@ impl RecordOwner for Inner {
         }
     }
 
-    fn lost(&self, header: &SliceHeader, location: Location) -> bool {
+    /// As [`RecordOwner::lost`].
+    pub(super) fn lost(&self, tier: &NvmeTier, header: &SliceHeader, location: Location) -> bool {
         let mut tables = self.state.lock();
+        if self.is_replaced(tier) {
+            return false;
+        }
         let found = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica);
         let Some(id) = found else { return false };
         let Some(entry) = tables.index.get_mut(id).filter(|entry| holds(entry, header.slice_index, location)) else {
@@ -140,12 +178,18 @@ impl RecordOwner for Inner {
         }
         true
     }
-}
 
-impl Inner {
-    fn judge(&self, records: &[(SliceHeader, Location)], reclaimed: &HashSet<Location>) -> Vec<Judgement> {
+    fn judge(
+        &self,
+        tier: &NvmeTier,
+        records: &[(SliceHeader, Location)],
+        reclaimed: &HashSet<Location>,
+    ) -> Vec<Judgement> {
         let capacity = self.nvme_capacity();
         let mut tables = self.state.lock();
+        if self.is_replaced(tier) {
+            return records.iter().map(|_| Judgement::Keep).collect();
+        }
         let mut judge = |(header, location): &(SliceHeader, Location)| {
             let found = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica);
             let is_kept = found.is_some_and(|id| tables.is_kept_on_disk(id, capacity));
@@ -175,21 +219,29 @@ impl Inner {
     }
 
     /// Proposes to forget replicas that are on NVMe only; answers those that are gone.
-    async fn forget_cold(&self, names: Vec<ReplicaName>, reclaimed: &HashSet<Location>) -> HashSet<ReplicaId> {
+    async fn forget_cold(
+        &self,
+        tier: &NvmeTier,
+        names: Vec<ReplicaName>,
+        reclaimed: &HashSet<Location>,
+    ) -> HashSet<ReplicaId> {
         if names.is_empty() {
             return HashSet::new();
         }
         let answers = self.forget.forget(names.clone()).await;
         let mut forgotten = HashSet::with_capacity(names.len());
         let mut tables = self.state.lock();
+        let is_replaced = self.is_replaced(tier);
         for (name, answer) in names.into_iter().zip(answers) {
             if answer != ForgetAnswer::Forgotten {
                 continue;
             }
             if let Some(id) = tables.index.find_replica(name.tenant, name.key.as_bytes(), name.replica) {
                 self.counters.evicted(TierKind::Nvme);
-                let places = tables.index.get_mut(id).and_then(|entry| entry.nvme.take());
-                self.release_others(places, reclaimed);
+                if !is_replaced {
+                    let places = tables.index.get_mut(id).and_then(|entry| entry.nvme.take());
+                    self.release_others(places, reclaimed);
+                }
                 self.drop_entry(&mut tables, id);
             }
             forgotten.insert(name.replica);

@@ -175,7 +175,8 @@ impl ObjectReader {
     /// the memory while they live.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`] if the bytes do not verify and no other tier has good ones: the replica is given up.
+    /// [`StoreError::Corrupt`] if the bytes do not verify and no other tier has good ones: the replica is given up;
+    /// [`StoreError::Gone`]; that the NVMe tier was detached or failed.
     pub async fn next(&mut self) -> Result<Option<Bytes>, StoreError> {
         if let Some(bytes) = self.pending.pop_front() {
             return Ok(Some(bytes));
@@ -210,11 +211,13 @@ impl ObjectReader {
                     Ok((header, target)) if header.key == self.name.key && header.tenant == self.name.tenant => {
                         self.pending.push_back(target.into_vec().into());
                     }
-                    Err(error) if error.kind() == ErrorKind::Unavailable => return Err(StoreError::Nvme(error)),
-                    // Moved by reclaim meanwhile: where it is now, or damaged.
-                    Ok(_) | Err(_) if self.moved() => return Box::pin(self.next()).await,
-                    Ok(_) | Err(_) => {
-                        self.fall_back(TierKind::Nvme)?;
+                    failed => {
+                        if !self.moved()? {
+                            match failed {
+                                Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error.into()),
+                                Ok(_) | Err(_) => self.fall_back(TierKind::Nvme)?,
+                            }
+                        }
                         return Box::pin(self.next()).await;
                     }
                 }
@@ -241,23 +244,28 @@ impl ObjectReader {
         Ok(all.into())
     }
 
-    /// Whether the replica is somewhere else now; takes the new places.
-    fn moved(&mut self) -> bool {
-        let Source::Nvme(old, _) = &self.source else { return false };
+    /// Whether the replica is elsewhere than where it was read on NVMe, moved by reclaim or on a disk that was attached
+    /// anew; takes the new places.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] if it is nowhere.
+    fn moved(&mut self) -> Result<bool, StoreError> {
+        let Source::Nvme(old, tier) = &self.source else { return Ok(false) };
         let tables = self.inner.state.lock();
         let found = tables.index.find_replica(self.name.tenant, self.name.key.as_bytes(), self.name.replica);
-        let Some(entry) = found.and_then(|id| tables.index.get(id)) else { return false };
-        let source = match (&entry.dram, &entry.nvme) {
-            (Some(slices), _) => Source::Dram(slices.clone()),
-            (None, Some(places)) if places.as_slice() != old.as_slice() => match self.inner.serving_nvme() {
-                Ok(nvme) => Source::Nvme(places.clone(), nvme),
-                Err(_) => return false,
-            },
-            _ => return false,
+        let Some(entry) = found.and_then(|id| tables.index.get(id)) else {
+            return Err(StoreError::Gone { key: self.name.key.clone() });
+        };
+        let source = match (&entry.dram, &entry.nvme, self.inner.serving_nvme()) {
+            (Some(slices), ..) => Source::Dram(slices.clone()),
+            (None, Some(places), Ok(nvme)) if !Arc::ptr_eq(&nvme, tier) || places.as_slice() != old.as_slice() => {
+                Source::Nvme(places.clone(), nvme)
+            }
+            _ => return Ok(false),
         };
         drop(tables);
         self.source = source;
-        true
+        Ok(true)
     }
 
     /// The copy on `bad` is damaged: gives it up, and goes on with the other tier's if there is one.

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tidepool_metadata::{ReplicaId, SliceHeader};
 
 use super::index::{Activity, Entry, PerSlice, State};
-use super::{Inner, TieredStore, heat, promote};
+use super::{Inner, Tables, TieredStore, heat, promote};
 use crate::StoreError;
 use crate::memory::{RecoveredSlice, RecoveredSlices, SharedSlice};
 use crate::nvme::{Location, NvmeTier};
@@ -244,7 +244,7 @@ fn adopt_slices(inner: &Inner, slices: Vec<RecoveredSlice>) -> Option<u64> {
     let commit_index = slices.iter().map(|(header, _)| header.commit_index).max()?;
     let (length, mut entry) = (first.object_length, entry_of(first, commit_index));
     entry.dram = PerSlice::collect(slices.into_iter().map(|(_, slice)| slice).collect());
-    insert(inner, entry);
+    insert(&mut inner.state.lock(), entry);
     Some(length)
 }
 
@@ -263,7 +263,11 @@ async fn adopt_hot(inner: &Arc<Inner>, nvme: &Arc<NvmeTier>, hot: heat::Hot) -> 
     entry.nvme = Some(locations.clone());
     let loaded = promote::load_slices(inner, &promote::Load::new(&entry, 0, locations, Arc::clone(nvme))).await?;
     entry.dram = Some(loaded);
-    insert(inner, entry);
+    let mut tables = inner.state.lock();
+    if inner.is_replaced(nvme) {
+        entry.nvme = None;
+    }
+    insert(&mut tables, entry);
     Some(header.object_length)
 }
 
@@ -314,6 +318,9 @@ fn newer(nvme: &NvmeTier, a: Location, b: Location) -> Location {
 fn adopt_records(inner: &Inner, nvme: &NvmeTier, header: &SliceHeader, places: PerSlice<Location>) -> u64 {
     let count = places.as_slice().len() as u64;
     let mut tables = inner.state.lock();
+    if inner.is_replaced(nvme) {
+        return 0;
+    }
     let known = tables.index.find_replica(header.tenant, header.key.as_bytes(), header.replica);
     if let Some(entry) = known.and_then(|id| tables.index.get_mut(id)) {
         // Already adopted from DRAM, from the heat list, or from an older copy that reclaim had not released.
@@ -327,7 +334,6 @@ fn adopt_records(inner: &Inner, nvme: &NvmeTier, header: &SliceHeader, places: P
         }
         return count;
     }
-    drop(tables);
     if inner.recovery.is_finished() {
         places.as_slice().iter().for_each(|&place| nvme.release(place));
         return 0;
@@ -335,7 +341,8 @@ fn adopt_records(inner: &Inner, nvme: &NvmeTier, header: &SliceHeader, places: P
     let mut entry = entry_of(header, header.commit_index);
     entry.nvme = Some(places);
     entry.durable = header.commit_index == 0;
-    insert(inner, entry);
+    insert(&mut tables, entry);
+    drop(tables);
     inner.recovery.count(Phase::Disk, Some(header.object_length));
     count
 }
@@ -359,8 +366,7 @@ fn entry_of(header: &SliceHeader, commit_index: u64) -> Entry {
     }
 }
 
-fn insert(inner: &Inner, entry: Entry) {
-    let mut tables = inner.state.lock();
+fn insert(tables: &mut Tables, entry: Entry) {
     let in_order = entry.dram.is_some() && entry.state == State::Complete;
     let id = tables.index.insert(entry);
     if in_order {

@@ -8,7 +8,7 @@ use tidepool_metadata::TierKind;
 use super::index::{EntryId, PerSlice};
 use super::{Inner, ReplicaName, alive, name_of};
 use crate::memory::SharedSlice;
-use crate::nvme::{NvmeTier, RecordOwner as _};
+use crate::nvme::NvmeTier;
 
 /// How often a share of the budget is spent.
 const TICK: Duration = Duration::from_millis(250);
@@ -49,7 +49,7 @@ async fn scrub_nvme(inner: &Inner, nvme: &NvmeTier, credit: &mut u64) {
         let Ok(found) = nvme.scrub_step().await else { return };
         for (header, location) in &found.damaged {
             // Dead ones, and those of earlier rounds, are found too.
-            if inner.lost(header, *location) {
+            if inner.lost(nvme, header, *location) {
                 nvme.release(*location);
             }
         }

@@ -304,6 +304,11 @@ impl TestNode {
         self.attach_on(self.disk.as_ref()).await
     }
 
+    /// Opens what is on that disk, to be attached.
+    pub(crate) async fn open_tier(&self, disk: &FaultyDisk) -> Arc<NvmeTier> {
+        open_nvme(self.nvme.as_ref().unwrap(), Some(disk)).await
+    }
+
     /// Attaches what is on that disk.
     pub(crate) async fn attach_on(&self, disk: Option<&FaultyDisk>) -> u64 {
         let tier = open_nvme(self.nvme.as_ref().unwrap(), disk).await;
