@@ -8,6 +8,7 @@
 //! answer show or free the bytes. Once sealed, a put goes on without its caller: bytes are freed only after a
 //! committed answer, refused or abandoned (protocol: put).
 
+mod batch;
 mod beats;
 mod copies;
 mod directory;
@@ -42,6 +43,7 @@ use tokio::sync::{Semaphore, SetOnce};
 
 use crate::error::Error;
 
+pub(crate) use batch::{FilledBatch, ReservedBatch};
 pub(crate) use beats::{NodeLoad, TierUse};
 pub use copies::hot::{HotConfig, HotReport};
 pub use copies::repair::{RepairConfig, RepairReport};
@@ -50,7 +52,6 @@ pub use get::ObjectReader;
 pub(crate) use get::Opened;
 pub(crate) use liveness::SUSPECT_AFTER;
 pub use manage::{NodeInfo, ObjectReport};
-pub(crate) use put::{FilledBatch, ReservedBatch};
 pub use put::{Reservation, Reserve};
 pub use rebuild::RebuildStatus;
 pub use reconcile::Reconciled;

@@ -1,12 +1,12 @@
-//! Puts: reserve, write, complete; one object or a batch.
+//! Puts: reserve, write, complete.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use tidepool_metadata::catalog::{
-    AbandonItem, AbandonOutcome, Answer, Command, CompleteItem, CompleteOutcome, Copies, MAX_COMMAND_ITEMS, NewReplica,
-    Outcome, Presence, Query, RequestId, TypeTier,
+    AbandonItem, AbandonOutcome, Answer, Command, CompleteItem, CompleteOutcome, Copies, NewReplica, Outcome, Presence,
+    Query, RequestId, TypeTier,
 };
 use tidepool_metadata::{Durability, LogIndex, LogTime, NodeId, ObjectKey, TenantId};
 use tidepool_replication::Read;
@@ -15,15 +15,12 @@ use tidepool_tiers::store::{ReplicaIdentity, ReplicaName, Sealed};
 
 use super::copies::{Incoming, Spread, spread};
 use super::quota::QuotaHold;
-use super::{NodeService, ObjectName, PROPOSE_TIMEOUT, PutDone, PutItem, PutOptions, PutOutcome, Value, error};
+use super::{NodeService, ObjectName, PROPOSE_TIMEOUT, PutDone, PutOptions, PutOutcome, Value, error};
 use crate::error::Error;
 use crate::peers::wire::Pull;
 
 /// Objects of one batch whose further copies are made at a time.
 const SPREAD_AT_A_TIME: usize = 16;
-
-/// Bytes of keys and checksums in one proposal, well below the command's own limit.
-const PROPOSED_BYTES: usize = 128 << 10;
 
 /// The answer to a reservation.
 pub enum Reserve {
@@ -47,9 +44,9 @@ pub struct Reservation {
 }
 
 /// An object whose bytes are all there, and their CRC-32 as the caller knows it.
-struct Filled {
-    reservation: Reservation,
-    expected: Option<u32>,
+pub(super) struct Filled {
+    pub(super) reservation: Reservation,
+    pub(super) expected: Option<u32>,
 }
 
 /// A sealed object, as it is to become visible.
@@ -66,23 +63,7 @@ struct Proposal {
     quota: Option<QuotaHold>,
 }
 
-type PutResult = Result<PutDone, Error>;
-
-/// Room for a batch, where it could be had.
-pub(crate) struct ReservedBatch {
-    service: NodeService,
-    results: Vec<Option<PutResult>>,
-    /// With their positions, in order.
-    reserved: Vec<(usize, Reservation)>,
-}
-
-/// A batch whose values are all in their places, or failed.
-pub(crate) struct FilledBatch {
-    service: NodeService,
-    results: Vec<Option<PutResult>>,
-    /// With their positions.
-    filled: Vec<(usize, Filled)>,
-}
+pub(super) type PutResult = Result<PutDone, Error>;
 
 impl NodeService {
     /// Reserves room for an object of `length` bytes. Cancel-safe.
@@ -101,7 +82,7 @@ impl NodeService {
     }
 
     /// `position`: of the object in its call.
-    async fn reserve_room(
+    pub(super) async fn reserve_room(
         &self,
         name: ObjectName,
         length: u64,
@@ -138,61 +119,9 @@ impl NodeService {
         Ok(Reservation { service: self.clone(), name, length, options, copies, incoming, reserved_at, request, quota })
     }
 
-    /// Puts many small objects of one tenant with one proposal for all that fit it. One outcome per item, in order.
-    pub async fn put_batch(&self, items: Vec<PutItem<'_>>, options: &PutOptions) -> Vec<PutResult> {
-        self.fill_batch(items, options).await.complete().await
-    }
-
-    /// Reserves room for each item and copies its value there; what is given out needs the values no more. Dropping that
-    /// frees everything.
-    pub(crate) async fn fill_batch(&self, items: Vec<PutItem<'_>>, options: &PutOptions) -> FilledBatch {
-        let apart = |PutItem { name, value, checksum }| ((name, value.length()), (value, checksum));
-        let (objects, values): (Vec<_>, Vec<_>) = items.into_iter().map(apart).unzip();
-        let reserved = self.reserve_batch(objects, options).await;
-        reserved.fill(|position, reservation| {
-            let (value, checksum) = &values[position];
-            reservation.map_or(Ok(()), |reservation| reservation.take(value))?;
-            Ok(*checksum)
-        })
-    }
-
-    /// Reserves room for objects of one tenant, of so many bytes each. Dropping what this gives frees everything.
-    pub(crate) async fn reserve_batch(&self, objects: Vec<(ObjectName, u64)>, options: &PutOptions) -> ReservedBatch {
-        self.acknowledge(options.ids);
-        let mut results: Vec<Option<PutResult>> = objects.iter().map(|_| None).collect();
-        let service = self.clone();
-        if options.yields()
-            && let Some((first, _)) = objects.first()
-        {
-            let keys = objects.iter().map(|(name, _)| name.key.clone()).collect();
-            match self.present(first.tenant, keys).await {
-                Ok((log_index, present)) => {
-                    for (result, _) in results.iter_mut().zip(present).filter(|(_, present)| *present) {
-                        *result = Some(Ok(already_exists(log_index)));
-                    }
-                }
-                Err(error) => {
-                    results.fill(Some(Err(error)));
-                    return ReservedBatch { service, results, reserved: Vec::new() };
-                }
-            }
-        }
-        let mut reserved = Vec::with_capacity(objects.len());
-        for (position, (name, length)) in objects.into_iter().enumerate() {
-            if results[position].is_some() {
-                continue;
-            }
-            match self.reserve_room(name, length, options.clone(), position).await {
-                Ok(reservation) => reserved.push((position, reservation)),
-                Err(error) => results[position] = Some(Err(error)),
-            }
-        }
-        ReservedBatch { service, results, reserved }
-    }
-
     /// Which of the keys have an object that can be read, so that no bytes need to move. What this node's copy of the catalog
     /// lacks is only a hint: the proposal decides. What it has is an answer, and confirmed: it may be removed by now.
-    async fn present(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<(LogIndex, Vec<bool>), Error> {
+    pub(super) async fn present(&self, tenant: TenantId, keys: Vec<ObjectKey>) -> Result<(LogIndex, Vec<bool>), Error> {
         let (log_index, mut present) = self.presence(tenant, keys.clone(), Read::Local).await?;
         let found: Vec<usize> = (0..present.len()).filter(|&position| present[position]).collect();
         if found.is_empty() {
@@ -218,7 +147,7 @@ impl NodeService {
     }
 
     /// Runs in a task of its own from the first seal on: a caller that goes away leaves nothing half done.
-    async fn seal_and_propose(&self, filled: Vec<Filled>) -> Vec<PutResult> {
+    pub(super) async fn seal_and_propose(&self, filled: Vec<Filled>) -> Vec<PutResult> {
         let count = filled.len();
         let service = self.clone();
         let task = tokio::spawn(async move {
@@ -349,50 +278,7 @@ impl NodeService {
     }
 }
 
-impl ReservedBatch {
-    /// Has `fill` bring the bytes of all objects, one after the other: to their places, or nowhere where there is none. It
-    /// gives their CRC-32, if the caller knows it.
-    pub(crate) fn fill(
-        self,
-        mut fill: impl FnMut(usize, Option<&mut Reservation>) -> Result<Option<u32>, Error>,
-    ) -> FilledBatch {
-        let Self { service, mut results, reserved } = self;
-        let (mut reserved, mut filled) = (reserved.into_iter().peekable(), Vec::new());
-        for (position, result) in results.iter_mut().enumerate() {
-            let mut reservation = reserved.next_if(|(of, _)| *of == position).map(|(_, reservation)| reservation);
-            let checksum = fill(position, reservation.as_mut());
-            match (checksum, reservation) {
-                (Ok(expected), Some(reservation)) => filled.push((position, Filled { reservation, expected })),
-                (Err(error), Some(_)) => *result = Some(Err(error)),
-                (_, None) => {}
-            }
-        }
-        FilledBatch { service, results, filled }
-    }
-}
-
-impl FilledBatch {
-    /// Makes the objects visible, with one proposal for all that fit it. One outcome per item, in order.
-    pub(crate) async fn complete(self) -> Vec<PutResult> {
-        let Self { service, mut results, mut filled } = self;
-        while !filled.is_empty() {
-            let mut bytes = 0;
-            let fits = |(_, filled): &&(usize, Filled)| {
-                bytes += filled.proposed_bytes();
-                bytes <= PROPOSED_BYTES
-            };
-            let count = filled.iter().take(MAX_COMMAND_ITEMS).take_while(fits).count().max(1);
-            let (positions, proposed): (Vec<usize>, Vec<Filled>) = filled.drain(..count).unzip();
-            for (position, done) in positions.into_iter().zip(service.seal_and_propose(proposed).await) {
-                results[position] = Some(done);
-            }
-        }
-        let missing = || Err(error::unexpected("one outcome per item"));
-        results.into_iter().map(|result| result.unwrap_or_else(missing)).collect()
-    }
-}
-
-fn already_exists(log_index: LogIndex) -> PutDone {
+pub(super) fn already_exists(log_index: LogIndex) -> PutDone {
     PutDone { outcome: PutOutcome::AlreadyExists, log_index, checksum: 0 }
 }
 
@@ -445,7 +331,7 @@ impl Reservation {
 
 impl Filled {
     /// About how many bytes of a proposal it takes: its key, and a checksum a slice.
-    fn proposed_bytes(&self) -> usize {
+    pub(super) fn proposed_bytes(&self) -> usize {
         let Reservation { name, length, .. } = &self.reservation;
         name.key.as_bytes().len() + 4 * length.div_ceil(1 << 20) as usize + 128
     }
