@@ -7,6 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use tidepool_metadata::proto;
+use tidepool_transfer::Lendable;
 
 use crate::apart::apart;
 use crate::call::{Attempt, Client, all_key_bytes, is_cut_off, key_bytes, shown};
@@ -19,6 +20,9 @@ use crate::types::{BatchGot, BatchObject, GetOptions, Object, ObjectInfo, PutOpt
 
 /// Bytes of values in one message; larger values go alone.
 const MESSAGE_BYTES: usize = 3 << 20;
+/// The same where the node finds the values in memory that it is lent: each message is made known by the catalog, and more
+/// of them would be waited for. Small enough for gRPC, if it comes to that.
+const LENT_MESSAGE_BYTES: usize = 12 << 20;
 /// Keys in one message.
 const MESSAGE_KEYS: usize = 1000;
 const GET: &str = "batch get";
@@ -51,7 +55,8 @@ impl Client {
     ) -> Result<Vec<Result<PutOutcome, Error>>, Error> {
         let keyed = |(key, value): &(K, Bytes)| Ok((key_bytes(key)?, value.clone()));
         let items = items.iter().map(keyed).collect::<Result<Vec<_>, Error>>()?;
-        let groups = groups(&items, |(_, value)| value.len()).map(<[_]>::to_vec).collect();
+        let most = if are_lendable(&items) { LENT_MESSAGE_BYTES } else { MESSAGE_BYTES };
+        let groups = groups(&items, most, |(_, value)| value.len()).map(<[_]>::to_vec).collect();
         let options = options.clone();
         self.side_by_side(groups, move |client, group| {
             let options = options.clone();
@@ -390,14 +395,21 @@ fn refused(reason: &str) -> BatchGot {
     BatchGot::Failed(Error::Refused(Box::new(Refusal::of_item(reason.to_owned()))))
 }
 
-/// Cuts `items` into runs of at most [`MESSAGE_BYTES`] and [`MESSAGE_KEYS`]; an item that is larger is a run of its own.
-fn groups<T>(items: &[T], size: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
+/// Whether all values lie in one memory that a node can be lent; those of no bytes lie anywhere.
+fn are_lendable(items: &[(Bytes, Bytes)]) -> bool {
+    let mut values = items.iter().map(|(_, value)| value).filter(|value| !value.is_empty());
+    let memory = values.clone().next().and_then(|value| Lendable::of(value));
+    memory.is_some_and(|memory| values.all(|value| memory.offset_of(value).is_some()))
+}
+
+/// Cuts `items` into runs of at most `most` bytes and [`MESSAGE_KEYS`]; an item that is larger is a run of its own.
+fn groups<T>(items: &[T], most: usize, size: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     let mut rest = items;
     std::iter::from_fn(move || {
         let mut bytes = 0;
         let fits = |item: &&T| {
             bytes += size(item);
-            bytes <= MESSAGE_BYTES
+            bytes <= most
         };
         let count = rest.iter().take(MESSAGE_KEYS).take_while(fits).count().max(1).min(rest.len());
         let (group, after) = rest.split_at(count);
@@ -413,11 +425,11 @@ mod tests {
     #[test]
     fn groups_are_bounded_and_lose_nothing() {
         let sizes = [1 << 20, 1 << 20, 1 << 20, 1, 5 << 20, 0, 0];
-        let cut: Vec<&[usize]> = groups(&sizes, |&size| size).collect();
+        let cut: Vec<&[usize]> = groups(&sizes, MESSAGE_BYTES, |&size| size).collect();
         assert_eq!(cut, [&sizes[..3], &sizes[3..4], &sizes[4..5], &sizes[5..]]);
         let many = vec![0_usize; 2500];
-        assert_eq!(groups(&many, |&size| size).map(<[_]>::len).collect::<Vec<_>>(), [1000, 1000, 500]);
-        assert_eq!(groups(&[], |&size: &usize| size).count(), 0);
+        assert_eq!(groups(&many, MESSAGE_BYTES, |&size| size).map(<[_]>::len).collect::<Vec<_>>(), [1000, 1000, 500]);
+        assert_eq!(groups(&[], MESSAGE_BYTES, |&size: &usize| size).count(), 0);
     }
 
     fn reply(values: &str, lengths: Vec<u64>, checksums: Vec<u32>) -> proto::BatchGetReply {

@@ -15,9 +15,9 @@ use crate::buffer::zeroed;
 use crate::runtime::Origin;
 
 /// Bytes of one memory: a whole message of values, or a lone larger one.
-const MEMORY_BYTES: usize = 4 << 20;
+const MEMORY_BYTES: usize = 8 << 20;
 /// Memories of this process: as many as calls that a few threads have under way.
-const MEMORIES: usize = 16;
+const MEMORIES: usize = 12;
 /// Of fewer bytes a node makes no copy of its own, so that they lie anywhere.
 const LENT_FROM: usize = 32 << 10;
 /// How often the pool's lock is tried.

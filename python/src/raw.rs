@@ -19,8 +19,8 @@ use crate::gathered::Gathered;
 const CALLS: usize = 2;
 /// Objects with room for at most this many bytes are asked for together: a message has many of them.
 const SMALL_BYTES: usize = 256 << 10;
-/// Bytes of the values of one message.
-const RUN_BYTES: usize = 3 << 20;
+/// Bytes of the values of one message that are copied here before.
+const RUN_BYTES: usize = 8 << 20;
 
 /// One object and where its bytes lie, in order.
 pub(crate) struct Item {
@@ -201,7 +201,11 @@ pub(crate) async fn write(
     }
     let runs = sets.into_iter().flat_map(|(group, set)| {
         let options = PutOptions { group, ..options.clone() };
-        runs(set).into_iter().map(move |run| (run, options.clone()))
+        // Where nothing is copied here, the client cuts as it likes.
+        let (registered, others): (Vec<_>, Vec<_>) =
+            set.into_iter().partition(|(_, item)| is_registered(registry, item));
+        let registered = Some(registered).filter(|run| !run.is_empty());
+        registered.into_iter().chain(runs(others)).map(move |run| (run, options.clone()))
     });
     let mut puts: Vec<_> =
         runs.map(|(run, options)| put_run(client.clone(), Arc::clone(registry), run, options)).collect();
@@ -289,6 +293,10 @@ fn gather(registry: &Registry, items: &[(usize, Item)]) -> Vec<Result<Bytes, Fau
         None => starts.next().unwrap_or(Ok(0)).map(|start| whole.slice(start..start + item.length)),
     };
     items.iter().zip(shared).map(value).collect()
+}
+
+fn is_registered(registry: &Registry, item: &Item) -> bool {
+    matches!(item.spans[..], [span] if registry.find(span).is_some())
 }
 
 /// Registered memory; `None`: others' that is there, as far as can be seen.

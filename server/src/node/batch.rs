@@ -1,5 +1,10 @@
 //! Puts of several objects: room for each, their bytes in their places, one proposal for all that fit it.
 
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use parking_lot::Mutex;
 use tidepool_metadata::catalog::MAX_COMMAND_ITEMS;
 
 use super::put::{Filled, PutResult, Reservation, already_exists};
@@ -8,6 +13,16 @@ use crate::error::Error;
 
 /// Bytes of keys and checksums in one proposal, well below the command's own limit.
 const PROPOSED_BYTES: usize = 128 << 10;
+
+/// A copy of so many bytes keeps one thread busy long enough, about a millisecond, that another one pays.
+const HELPER_BYTES: u64 = 4 << 20;
+/// More threads don't copy faster.
+const HELPERS_MAX: usize = 4;
+/// Threads that may still be started to help with copies, over all batches: half the processors, as others call too.
+static FREE_HELPERS: LazyLock<AtomicUsize> = LazyLock::new(|| {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    AtomicUsize::new((processors / 2).min(HELPERS_MAX))
+});
 
 /// Room for a batch, where it could be had.
 pub(crate) struct ReservedBatch {
@@ -37,9 +52,9 @@ impl NodeService {
         let apart = |PutItem { name, value, checksum }| ((name, value.length()), (value, checksum));
         let (objects, values): (Vec<_>, Vec<_>) = items.into_iter().map(apart).unzip();
         let reserved = self.reserve_batch(objects, options).await;
-        reserved.fill(|position, reservation| {
+        reserved.fill_side_by_side(|position, reservation| {
             let (value, checksum) = &values[position];
-            reservation.map_or(Ok(()), |reservation| reservation.take(value))?;
+            reservation.take(value)?;
             Ok(*checksum)
         })
     }
@@ -98,6 +113,69 @@ impl ReservedBatch {
             }
         }
         FilledBatch { service, results, filled }
+    }
+}
+
+impl ReservedBatch {
+    /// As [`Self::fill`], of objects whose bytes are there: large batches by several threads, whichever has nothing to do takes the
+    /// next object.
+    fn fill_side_by_side(
+        self,
+        fill: impl Fn(usize, &mut Reservation) -> Result<Option<u32>, Error> + Sync,
+    ) -> FilledBatch {
+        let Self { service, mut results, reserved } = self;
+        let bytes: u64 = reserved.iter().map(|(_, reservation)| reservation.missing()).sum();
+        let wanted = usize::try_from(bytes / HELPER_BYTES).unwrap_or(usize::MAX).saturating_sub(1);
+        let helpers = Helpers::take(wanted.min(reserved.len().saturating_sub(1)));
+        let (left, ended) = (Mutex::new(reserved.into_iter()), Mutex::new(Vec::with_capacity(results.len())));
+        let work = || {
+            // Taken in a statement of its own: the lock is not held while it is filled.
+            let next = || left.lock().next();
+            while let Some((position, mut reservation)) = next() {
+                let checksum = fill(position, &mut reservation);
+                let filled = checksum.map(|expected| Filled { reservation, expected });
+                ended.lock().push((position, filled));
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..helpers.0 {
+                // Without it, it takes longer.
+                let _started = thread::Builder::new().name("tidepool-copy".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
+        drop(helpers);
+        let mut filled = Vec::with_capacity(results.len());
+        for (position, ended) in ended.into_inner() {
+            match ended {
+                Ok(ended) => filled.push((position, ended)),
+                Err(error) => results[position] = Some(Err(error)),
+            }
+        }
+        filled.sort_unstable_by_key(|(position, _)| *position);
+        FilledBatch { service, results, filled }
+    }
+}
+
+/// Threads that help a batch, given back when this is dropped.
+struct Helpers(usize);
+
+impl Helpers {
+    /// As many as are free, at most `wanted`.
+    fn take(wanted: usize) -> Self {
+        let mut taken = 0;
+        let some = |free: usize| {
+            taken = wanted.min(free);
+            Some(free - taken)
+        };
+        let _always = FREE_HELPERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, some);
+        Self(taken)
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        FREE_HELPERS.fetch_add(self.0, Ordering::Relaxed);
     }
 }
 
