@@ -1,6 +1,7 @@
 //! Puts: reserve, write, complete.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -146,11 +147,12 @@ impl NodeService {
         Ok((log_index, presence.into_iter().map(|presence| presence == Presence::Present).collect()))
     }
 
-    /// Runs in a task of its own from the first seal on: a caller that goes away leaves nothing half done.
+    /// Runs in a task of its own from the first wait on: a caller that goes away leaves nothing half done. Most often that wait is
+    /// for the log, which has the proposal by then without a step to another thread.
     pub(super) async fn seal_and_propose(&self, filled: Vec<Filled>) -> Vec<PutResult> {
         let count = filled.len();
         let service = self.clone();
-        let task = tokio::spawn(async move {
+        let mut work = Box::pin(async move {
             let mut results: Vec<Option<PutResult>> = (0..filled.len()).map(|_| None).collect();
             let mut proposals = Vec::with_capacity(filled.len());
             for (position, filled) in filled.into_iter().enumerate() {
@@ -178,7 +180,13 @@ impl NodeService {
             }
             results.into_iter().map(|result| result.unwrap_or_else(|| Err(error::unexpected("completion")))).collect()
         });
-        task.await.unwrap_or_else(|_panic| (0..count).map(|_| Err(error::unexpected("completion"))).collect())
+        match futures::poll!(&mut work) {
+            Poll::Ready(results) => results,
+            Poll::Pending => {
+                let failed = |_panic| (0..count).map(|_| Err(error::unexpected("completion"))).collect();
+                tokio::spawn(work).await.unwrap_or_else(failed)
+            }
+        }
     }
 
     async fn propose(&self, proposals: Vec<Proposal>) -> Vec<PutResult> {
