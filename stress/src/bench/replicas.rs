@@ -19,6 +19,9 @@ const NODES: usize = 3;
 const LINK_BITS: u64 = 2_000_000_000;
 const VALUES: [(usize, &str); 2] = [(1 << 20, "1 MiB"), (4 << 20, "4 MiB")];
 const IN_FLIGHT: usize = 16;
+/// A side lasts so many times as long as elsewhere: when no more puts begin, copies of the last ones are still under way, for a tenth
+/// of a second, in which the client's link rests.
+const LONGER: u32 = 4;
 /// Objects that are read while a node is lost.
 const OBJECTS: u64 = 400;
 const OBJECT_BYTES: usize = 64 << 10;
@@ -66,7 +69,7 @@ fn put(options: &BenchOptions) -> Result<Vec<Figure>, Error> {
         let next = Arc::new(AtomicU64::new(0));
         let side = |replicas| {
             let copies = PutOptions { replicas, min_replicas: replicas, ..PutOptions::default() };
-            Sample::measure(&nodes, || runtime.block_on(puts(&client, &value, &copies, &next, options.side())))
+            Sample::measure(&nodes, || runtime.block_on(puts(&client, &value, &copies, &next, options.side() * LONGER)))
         };
         let summary = pairs::measure(options.pairs(), || side(2), || side(1))?;
         let remark =
