@@ -257,3 +257,32 @@ async fn a_damaged_record_is_released_once_however_often_the_scrub_finds_it() {
         node.assert_right(name, HALF).await;
     }
 }
+
+/// The catalog counts it as durable: it went on counting what had been on the old disk and was in memory only, and when the new one
+/// failed as well that was forgotten as any cold copy.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_puts_asked_to_have_on_disk_is_on_the_next_one_once_that_is_attached() {
+    let (old, new) = (FaultyDisk::new(DISK as usize), FaultyDisk::new(DISK as usize));
+    let node = TestNode::on(&old, StoreConfig { promote_after_reads: 0, ..TestNode::config() }, 16 * MIB, DISK).await;
+    let (durable, plain) = (node.seal_only(HALF).await, node.put(HALF).await);
+    node.store.write_through(&durable, true).await.unwrap();
+    assert!(node.store.complete(&durable, 1));
+    node.store.detach_nvme().await.unwrap();
+    assert_eq!(node.attach_on(Some(&new)).await, 0, "nothing is found there");
+    let is_on = |image: &[u8], name: &ReplicaName| {
+        let bytes = payload(name.version.sequence, HALF);
+        image.windows(64).any(|window| window == &bytes[..64])
+    };
+    // Whatever a loss of power leaves of what was not synced.
+    assert!((0..8).all(|seed| is_on(&new.crash_image(seed), &durable)));
+    assert!(!is_on(&new.live_image(), &plain));
+    assert_eq!((node.dram().objects, node.tiers_of(TierKind::Nvme).objects), (2, 1));
+    // In the order of eviction again: it leaves DRAM, with the word of nobody, and is written no second time.
+    let used = node.tiers_of(TierKind::Nvme).used;
+    node.demote_all().await;
+    assert_eq!(node.assert_right(&durable, HALF).await, TierKind::Nvme);
+    assert!(node.tiers_of(TierKind::Nvme).used < used + 2 * HALF as u64);
+    [durable, plain].iter().for_each(|name| free(&node, name));
+    node.until(|node| node.tiers_of(TierKind::Nvme).used == 0).await;
+    node.assert_accounts();
+}

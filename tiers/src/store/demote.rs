@@ -14,7 +14,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tidepool_metadata::TierKind;
 
-use super::index::{Activity, EntryId, PerSlice, State};
+use super::index::{Activity, Entry, EntryId, PerSlice, State};
 use super::{ForgetAnswer, Inner, ReplicaName, Tables, TieredStore, alive, name_of};
 use crate::StoreError;
 use crate::memory::SharedSlice;
@@ -22,6 +22,8 @@ use crate::nvme::{Location, NvmeTier, WritePolicy, Written};
 
 /// Bytes being written to NVMe at a time: enough regions to keep the device busy, few enough not to hold DRAM back.
 const DEMOTING_BYTES: u64 = 64 << 20;
+/// Replicas that are written at a time when another tier is attached.
+const WRITES_AT_A_TIME: usize = 32;
 /// Replicas in one proposal to forget.
 const FORGET_BATCH: usize = 256;
 /// How soon an unanswered proposal is asked again, and pressure looked at without being told.
@@ -257,6 +259,43 @@ impl Inner {
             entry.nvme = records.filter(|_| !is_replaced).and_then(keep);
         }
         if is_replaced { Err(unavailable()) } else { written }
+    }
+
+    /// Writes what puts asked to have on disk and has no place there, since another tier is attached.
+    pub(super) async fn write_durable(self: &Arc<Self>, nvme: &Arc<NvmeTier>) {
+        let victims: Vec<_> = {
+            let mut tables = self.state.lock();
+            let bare = |entry: &Entry| entry.durable && entry.nvme.is_none() && entry.is_settled();
+            let ids: Vec<EntryId> = tables.index.iter().filter(|(_, entry)| bare(entry)).map(|(id, _)| id).collect();
+            let mut take = |id| {
+                tables.resident.remove(id);
+                let entry = tables.index.get_mut(id)?;
+                entry.activity = Activity::Demoting;
+                Some((id, name_of(entry), entry.dram.clone()?))
+            };
+            ids.into_iter().filter_map(&mut take).collect()
+        };
+        let count = victims.len();
+        let writes = victims.into_iter().map(|(id, name, slices)| async move {
+            let written = Self::write_slices(nvme, &slices).await;
+            let mut tables = self.state.lock();
+            let written = written.filter(|_| !self.is_replaced(nvme));
+            let is_written = written.is_some();
+            if let Some(entry) = tables.index.get_mut(id).filter(|entry| entry.is(name.version, name.replica)) {
+                entry.activity = Activity::Idle;
+                entry.nvme = written.and_then(keep);
+                tables.enter_order(id);
+            }
+            is_written
+        });
+        let writes = futures::stream::iter(writes).buffer_unordered(WRITES_AT_A_TIME);
+        let written = writes.filter(|&is_written| futures::future::ready(is_written)).count().await;
+        let synced = if count > 0 { nvme.sync().await } else { Ok(()) };
+        if let Err(error) = synced {
+            tracing::error!(%error, "what puts asked to have on disk could not be made durable on the new one");
+        } else if written < count {
+            tracing::error!(left = count - written, "the new disk did not take all that puts asked to have on disk");
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use crate::nvme::{BoxFuture, Location, NvmeTier, RecordOwner, Verdict, WritePoli
 
 impl TieredStore {
     /// Attaches an NVMe tier and scans it: replicas found there that this node still has, or had when the tier was
-    /// detached, can be read from it again; other records are released. What is nowhere any more is forgotten. Answers
-    /// how many records were taken over.
+    /// detached, can be read from it again; other records are released. What is nowhere any more is forgotten, and what
+    /// puts asked to have on disk, and is in DRAM only now, is written there. Answers how many records were taken over.
     ///
     /// # Errors
     /// [`StoreError::TierAttached`] if there is one already; the tier's own errors.
@@ -21,6 +21,7 @@ impl TieredStore {
         self.inner.install_nvme(Arc::clone(&tier), writes)?;
         let taken = super::recovery::adopt_disk(&self.inner, &tier).await;
         self.inner.forget_missing(&tier);
+        self.inner.write_durable(&tier).await;
         Ok(taken)
     }
 
