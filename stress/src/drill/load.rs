@@ -34,12 +34,23 @@ const CONTENDER_PAUSE: Duration = Duration::from_millis(1);
 const STANDER_PAUSE: Duration = Duration::from_millis(4);
 /// First number of the standing keys.
 const STANDING: u64 = 1 << 40;
-/// Bytes of standing objects at a time.
-const STANDING_BYTES: u64 = 24 << 20;
 /// Left contended keys that are read now and then, or at the end.
 const MOST_LEFT: usize = 4096;
 /// Largest value, of two slices; few are so large.
 const LARGEST_BYTES: u64 = 300 << 10;
+
+/// Standing objects: all bytes at a time, and of the largest one.
+#[derive(Clone, Copy)]
+pub(super) struct Standing {
+    bytes: u64,
+    largest: u64,
+}
+
+impl Standing {
+    pub(super) const SMALL: Self = Self { bytes: 24 << 20, largest: 4 << 10 };
+    /// Soon more than a node has of memory.
+    pub(super) const LARGE: Self = Self { bytes: 64 << 20, largest: 64 << 10 };
+}
 
 /// The clients that a load uses.
 #[derive(Clone)]
@@ -56,6 +67,9 @@ pub(super) struct Clients {
 pub(super) struct Load {
     began: Instant,
     seed: u64,
+    /// What all puts ask for.
+    put: PutOptions,
+    sizes: Standing,
     history: Mutex<Vec<Operation>>,
     /// When nodes were gone.
     disturbances: Mutex<Vec<(Duration, Option<Duration>)>>,
@@ -74,10 +88,12 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub(super) fn new(seed: u64, always_read: bool) -> Arc<Self> {
+    pub(super) fn new(seed: u64, put: PutOptions, sizes: Standing, always_read: bool) -> Arc<Self> {
         Arc::new(Self {
             began: Instant::now(),
             seed,
+            put,
+            sizes,
             history: Mutex::default(),
             disturbances: Mutex::default(),
             next_value: AtomicU64::new(1),
@@ -160,7 +176,7 @@ impl Load {
         history
     }
 
-    /// Reads every key once more; all nodes run. Answers how many could not be read.
+    /// Reads every key once more; enough nodes run. Answers how many could not be read.
     pub(super) async fn read_all(&self, client: &Client) -> u64 {
         let mut keys: Vec<u64> = self.left.lock().clone();
         keys.extend((0..SLOTS).map(|slot| self.contended(slot)));
@@ -253,7 +269,7 @@ impl Load {
                     self.get_standing(&clients, known).await;
                 }
             }
-            if self.standing_bytes.load(Ordering::SeqCst) > STANDING_BYTES {
+            if self.standing_bytes.load(Ordering::SeqCst) > self.sizes.bytes {
                 let oldest = self.standing.lock().pop_front();
                 if let Some((key, length)) = oldest {
                     self.standing_bytes.fetch_sub(length, Ordering::SeqCst);
@@ -268,7 +284,7 @@ impl Load {
         let number = self.next_value.fetch_add(1, Ordering::SeqCst);
         let length = if random.below(100) == 0 { LARGEST_BYTES } else { 16 + random.below(8 << 10) };
         let bytes = value(number, length);
-        let (value, options) = (ValueNumber(number), PutOptions { upsert, ..PutOptions::default() });
+        let (value, options) = (ValueNumber(number), PutOptions { upsert, ..self.put.clone() });
         let invoked = self.now();
         let answer = client.put(name(key), bytes, &options).await;
         let returned = answer.as_ref().ok().map(|_| self.now());
@@ -284,9 +300,9 @@ impl Load {
     /// Puts the one value of a standing key; answers its length if it is there.
     async fn put_standing(&self, client: &Client, key: u64) -> Option<u64> {
         let number = self.next_value.fetch_add(1, Ordering::SeqCst);
-        let length = 16 + key.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 4096;
+        let length = 16 + key.wrapping_mul(0x9e37_79b9_7f4a_7c15) % self.sizes.largest;
         let invoked = self.now();
-        let answer = client.put(name(key), value(number, length), &PutOptions::default()).await;
+        let answer = client.put(name(key), value(number, length), &self.put).await;
         // Nobody else puts this key: if there is something, an earlier attempt of this call stored it.
         let returned = answer.ok().map(|_| self.now());
         let heard = if returned.is_some() { PutHeard::Stored } else { PutHeard::Nothing };
@@ -397,7 +413,7 @@ mod tests {
 
     #[test]
     fn a_key_is_left_after_enough_calls_and_once() {
-        let load = Load::new(1, false);
+        let load = Load::new(1, PutOptions::default(), Standing::SMALL, false);
         let key = load.contended(3);
         for _ in 0..KEY_CALLS - 1 {
             load.count(3, key, 1);

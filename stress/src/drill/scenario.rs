@@ -1,6 +1,7 @@
 //! The faults. Each is made, lasts, is seen to be survived by the load, and is undone; the drill waits for calm between two.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::process::Command;
 
 use serde_json::json;
@@ -30,6 +31,8 @@ pub(super) enum Copies {
     One,
     /// What was acknowledged can be read, whichever node is gone.
     Two,
+    /// The same, each on its node's disk before the put is acknowledged, and memory has room for a part of them only.
+    TwoOnDisks,
     /// More nodes go than there are copies.
     TooFew,
 }
@@ -196,6 +199,13 @@ pub const SCENARIOS: &[Scenario] = &[
         fault: rolling_restart,
     },
     Scenario {
+        name: "copies-nvme-pulled",
+        about: "two copies of everything, on disks; one node's NVMe file is pulled from under it; a new one is attached",
+        needs: Needs::Processes,
+        copies: Copies::TwoOnDisks,
+        fault: nvme_pulled,
+    },
+    Scenario {
         name: "two-of-three-down",
         about: "two copies of everything; kill -9 of two nodes: the third serves what it has, and says what it can't do",
         needs: Needs::Processes,
@@ -257,6 +267,42 @@ fn flapping(drill: &mut Drill) -> Result<(), DrillError> {
         drill.last(0, 1500);
     }
     drill.progress()
+}
+
+/// Objects that leave a node's memory for its disk before that is pulled.
+const DEMOTED: u64 = 200;
+
+fn demotions(cluster: &Cluster, node: usize) -> u64 {
+    cluster.node(node).and_then(|node| node.tier("dram", "demotions").ok()).unwrap_or_default()
+}
+
+fn nvme_state(cluster: &Cluster, node: usize) -> Option<String> {
+    let report = cluster.node(node)?.admin("/v1/tiers").ok()?;
+    let row = report["tiers"].as_array()?.iter().find(|row| row["tier"] == "nvme")?;
+    row["state"].as_str().map(str::to_owned)
+}
+
+/// The node that the seed names, each time: what is on another one's disk is never lost, whether it was made anew by then or not.
+fn nvme_pulled(drill: &mut Drill) -> Result<(), DrillError> {
+    let node = (drill.seed % NODES as u64) as usize;
+    let before = demotions(&drill.cluster, node);
+    drill.cluster.wait("some lie on its disk alone", |cluster| demotions(cluster, node) > before + DEMOTED)?;
+    drill.fault(format!("pull the disk of node {node}"));
+    let regions = drill.cluster.data(node).join("nvme/regions.dat");
+    File::options().write(true).open(&regions)?.set_len(0)?;
+    std::fs::remove_file(&regions)?;
+    drill
+        .cluster
+        .wait("the tier is out of service", |cluster| nvme_state(cluster, node).as_deref() == Some("failed"))?;
+    drill.progress()?;
+    drill.last(0, 3000);
+    drill.progress()?;
+    let Some(process) = drill.cluster.node(node) else { return Ok(()) };
+    // What it could not write any more is an error; it is detached all the same.
+    process.change("/v1/nvme/detach", &json!({}))?;
+    process.change("/v1/nvme/attach", &json!({}))?;
+    drill.cluster.wait("a new one serves", |cluster| nvme_state(cluster, node).as_deref() == Some("serving"))?;
+    Ok(())
 }
 
 fn drain(drill: &mut Drill) -> Result<(), DrillError> {
