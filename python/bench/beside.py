@@ -84,7 +84,7 @@ def free_port():
 
 
 class Refused(Exception):
-    """A side did not take what a row is to read: the row can't be measured."""
+    """A side did not take what a row is to write or read: the row can't be measured."""
 
 
 class Side:
@@ -125,8 +125,10 @@ class Side:
         before = self.cpu()
         got = self.ask(op=row.op, seconds=seconds, unregistered=row.unregistered, **same)
         cpu = (self.cpu() - before) / max(got["bytes"], 1) * 1e9
-        assert not got["failed"] and got["right"], f"{row.name}: {got}"
         self.ask(op="clear")
+        if got["failed"]:
+            raise Refused(f"{self.name} refused {got['failed']} of {got['calls'] * row.threads} calls")
+        assert got["right"], f"{row.name}: {got}"
         figure = got["p50_us"] if row.latency else got["keys_per_second"] * (row.size if "get_into" in row.op or "put" in row.op else 1)
         return figure, cpu
 
